@@ -67,14 +67,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("extras", nargs="*", help="extras of pyproject.toml, such as lab, gpu or dev")
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv", help="folder of the environment (.venv)")
     arguments = parser.parse_args(argv)
-    if sys.version_info < (3, 10):
+    if sys.version_info < (3, 10):  # noqa: UP036  (this file is what tells an older Python)
         print(f"flashviz needs Python 3.10 or newer; this is {sys.version.split()[0]}. Try: make PYTHON=python3.12 lab")
         return 1
     try:
         ensure(arguments.venv.resolve(), set(arguments.extras))
     except subprocess.CalledProcessError as error:
         if "ensurepip" in str(error.cmd):
-            print("this Python cannot create an environment with pip; on Debian and Ubuntu: apt-get install python3-venv")
+            print(
+                "this Python cannot create an environment with pip; on Debian and Ubuntu: apt-get install python3-venv"
+            )
         return 1
     return 0
 

@@ -1,0 +1,128 @@
+"""The command `flashviz`: `lab` opens the chapters, `doctor` says what this machine can run.
+
+Each command imports what it needs when it runs, so that `flashviz doctor` works where half of the dependencies do not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from flashviz.lab import Copied
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
+    parser = argparse.ArgumentParser(
+        prog="flashviz", description="Step through attention kernels in Jupyter notebooks."
+    )
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+
+    lab = commands.add_parser(
+        "lab",
+        help="open the chapters in JupyterLab",
+        description="Open the chapters in JupyterLab. From an installed package they are copied to a folder first; "
+        "a file that you changed is kept, and a newer version of it is put beside it.",
+    )
+    lab.add_argument("--dir", type=Path, help="folder of your copy of the chapters (./flashviz-chapters)")
+    lab.add_argument("--no-browser", action="store_true", help="start the server and print its address only")
+    lab.set_defaults(run=run_lab)
+
+    doctor = commands.add_parser("doctor", help="say what this machine can run, what is missing and how to add it")
+    doctor.add_argument("--json", action="store_true", help="print the report as JSON")
+    doctor.set_defaults(run=run_doctor)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command and return its exit status."""
+    parser = build_parser()
+    arguments = parser.parse_args(argv)
+    if arguments.version:
+        print(f"flashviz {_version()}")
+        return 0
+    if arguments.command is None:
+        parser.print_help()
+        return 0
+    return int(arguments.run(arguments))
+
+
+def run_lab(arguments: argparse.Namespace) -> int:
+    """`flashviz lab`."""
+    from flashviz import lab
+
+    source = lab.chapters_folder()
+    if source is None:
+        return _fail(
+            "the chapters are not in this installation; reinstall it: python -m pip install --force-reinstall flashviz"
+        )
+    folder = source
+    if arguments.dir is not None or lab.is_installed(source):
+        folder = arguments.dir or Path("flashviz-chapters")
+        try:
+            copied = lab.copy_chapters(source, folder)
+        except OSError as error:
+            return _fail(f"the chapters could not be copied to {folder}: {error}")
+        for line in _report_copies(copied, folder):
+            print(line, flush=True)
+    if importlib.util.find_spec("jupyterlab") is None:
+        from flashviz.doctor import doctor
+
+        return _fail(f"JupyterLab is not installed; add it: {doctor()['jupyterlab'].fix}")
+    command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={folder.resolve()}"]
+    if arguments.no_browser:
+        command.append("--no-browser")
+    if (folder / "00_start_here.ipynb").is_file():
+        command.append("--LabApp.default_url=/lab/tree/00_start_here.ipynb")
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        command.append("--allow-root")
+    try:
+        return subprocess.call(command)
+    except KeyboardInterrupt:
+        return 0
+
+
+def run_doctor(arguments: argparse.Namespace) -> int:
+    """`flashviz doctor`: a report is never a failure, so it always exits 0."""
+    from flashviz.doctor import doctor
+
+    report = doctor()
+    print(report.to_json() if arguments.json else report)
+    return 0
+
+
+def _report_copies(copied: list[Copied], folder: Path) -> list[str]:
+    lines = []
+    written = sum(one.outcome in ("new", "updated") for one in copied)
+    if written:
+        lines.append(f"{written} files copied to {folder}")
+    kept = [one.name for one in copied if one.outcome == "kept"]
+    if kept:
+        lines.append(f"kept your changes in {', '.join(kept)}")
+    for one in copied:
+        if one.outcome == "beside" and one.written is not None:
+            lines.append(
+                f"kept your {one.name}; the new version is beside it: {one.written.relative_to(folder).as_posix()}"
+            )
+    return lines
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("flashviz")
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+def _fail(message: str) -> int:
+    print(f"flashviz: {message}", file=sys.stderr)
+    return 1
