@@ -1,0 +1,75 @@
+"""flashviz: step through attention kernels and see how they move data.
+
+Every picture is what an algorithm did: a recording of real tiles, never a drawing. ``import flashviz`` loads NumPy at
+most; matplotlib, ipywidgets and CuPy are imported by the functions that need them.
+
+>>> import numpy as np, flashviz as fv
+>>> x = np.eye(4, dtype="float32")
+>>> run = fv.flash_attention_2(x, x, x, Br=2, Bc=2, device="numpy")
+>>> len(run.recording.steps)
+19
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_WHERE = {
+    "Block": "slots",
+    "Slot": "slots",
+    "Values": "slots",
+    "Recording": "recording",
+    "Recorder": "recorder",
+    "flash_attention_2": "programs.flash_attention_2",
+    "FlashAttention2": "programs.flash_attention_2",
+    "Run": "programs.base",
+    "Program": "programs.base",
+    "action": "programs.base",
+    "DeviceError": "programs.device",
+    "traffic": "checks.traffic",
+    "load": "files",
+    "save": "view.export",
+    "scene": "view.scene",
+    "storyboard": "view.storyboard",
+    "frame": "view.storyboard",
+    "play": "player",
+    "doctor": "doctor",
+}
+
+__all__ = ["__version__", *sorted(_WHERE)]
+
+if TYPE_CHECKING:
+    from flashviz.checks.traffic import traffic as traffic
+    from flashviz.doctor import doctor as doctor
+    from flashviz.files import load as load
+    from flashviz.player import play as play
+    from flashviz.programs.base import Program as Program
+    from flashviz.programs.base import Run as Run
+    from flashviz.programs.base import action as action
+    from flashviz.programs.device import DeviceError as DeviceError
+    from flashviz.programs.flash_attention_2 import FlashAttention2 as FlashAttention2
+    from flashviz.programs.flash_attention_2 import flash_attention_2 as flash_attention_2
+    from flashviz.recorder import Recorder as Recorder
+    from flashviz.recording import Recording as Recording
+    from flashviz.slots import Block as Block
+    from flashviz.slots import Slot as Slot
+    from flashviz.slots import Values as Values
+    from flashviz.view.export import save as save
+    from flashviz.view.scene import scene as scene
+    from flashviz.view.storyboard import frame as frame
+    from flashviz.view.storyboard import storyboard as storyboard
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"flashviz has no {name!r}; it has {', '.join(sorted(_WHERE))}")
+    value = getattr(importlib.import_module(f"flashviz.{_WHERE[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(set(__all__))

@@ -1,0 +1,1 @@
+"""Tile programs: one file per algorithm, its actions and its loops."""

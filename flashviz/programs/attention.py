@@ -1,0 +1,149 @@
+"""The inputs of the attention algorithms: shapes, heads, block sizes and masks, checked before anything runs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from flashviz.recording import Param
+
+
+def as_tile_array(name: str, array: Any) -> np.ndarray:
+    """An input as a contiguous float32 array, whatever its strides; a copy only where needed.
+
+    Raises:
+        TypeError: it does not hold real numbers.
+    """
+    if hasattr(array, "get") and hasattr(array, "device"):
+        array = array.get()
+    a = np.asarray(array)
+    if a.dtype.kind not in "fiu":
+        raise TypeError(f"{name} has dtype {a.dtype}; attention takes real numbers (float16, float32, float64)")
+    return np.ascontiguousarray(a, dtype=np.float32)
+
+
+def positive(name: str, value: Any) -> int:
+    """A block size as an int of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise ValueError(f"{name}={value!r}: {name} counts rows of a tile and must be an integer of at least 1")
+    return int(value)
+
+
+@dataclass(frozen=True, eq=False)
+class Attention:
+    """One attention problem cut in tiles: Q [B, Hq, Nq, d], K and V [B, Hkv, Nk, d], all float32 and contiguous."""
+
+    Q: np.ndarray
+    K: np.ndarray
+    V: np.ndarray
+    Br: int
+    Bc: int
+    scale: np.float32
+    causal: bool
+    mask: np.ndarray | None
+    given: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls,
+        Q: Any,
+        K: Any,
+        V: Any,
+        Br: Any,
+        Bc: Any,
+        scale: float | None = None,
+        causal: bool = False,
+        mask: Any = None,
+    ) -> Attention:
+        """Check the inputs of an attention function.
+
+        Raises:
+            ValueError, TypeError: naming the argument, what it is and what it must be.
+        """
+        q, k, v = (as_tile_array(n, a) for n, a in zip("QKV", (Q, K, V), strict=True))
+        br, bc = positive("Br", Br), positive("Bc", Bc)
+        if q.ndim not in (2, 3, 4):
+            raise ValueError(f"Q has shape {q.shape}: it must be [N, d], [H, N, d] or [B, H, N, d]")
+        if not q.ndim == k.ndim == v.ndim:
+            raise ValueError(f"Q, K and V need the same number of axes; got {q.shape}, {k.shape}, {v.shape}")
+        if k.shape != v.shape:
+            raise ValueError(f"K {k.shape} and V {v.shape} must have the same shape")
+        if q.shape[-1] != k.shape[-1]:
+            raise ValueError(f"Q {q.shape} and K {k.shape} must have the same head dimension (the last axis)")
+        given = q.shape
+        q, k, v = (a.reshape((1,) * (4 - a.ndim) + a.shape) for a in (q, k, v))
+        if 0 in q.shape or 0 in k.shape:
+            raise ValueError(f"Q {given} and K {k.shape}: every axis needs at least one element")
+        if q.shape[0] != k.shape[0]:
+            raise ValueError(f"Q has batch {q.shape[0]} and K has batch {k.shape[0]}: they must be equal")
+        if q.shape[1] % k.shape[1]:
+            raise ValueError(
+                f"{q.shape[1]} query heads over {k.shape[1]} K, V heads: the first must be a multiple of the second"
+            )
+        if scale is None:
+            scale = 1 / math.sqrt(q.shape[-1])
+        if not math.isfinite(scale):
+            raise ValueError(f"scale={scale}: it must be a finite number")
+        seen = None
+        if mask is not None:
+            seen = np.asarray(mask)
+            if seen.dtype != bool:
+                raise TypeError(f"mask has dtype {seen.dtype}; it must be boolean, True where a query sees a key")
+            full = (*q.shape[:3], k.shape[2])
+            try:
+                seen = np.broadcast_to(seen, full)
+            except ValueError:
+                raise ValueError(f"mask {seen.shape} does not broadcast to [B, H, Nq, Nk] = {full}") from None
+        return cls(q, k, v, br, bc, np.float32(scale), bool(causal), seen, given)
+
+    @property
+    def Nq(self) -> int:
+        """Rows of Q."""
+        return int(self.Q.shape[2])
+
+    @property
+    def Nk(self) -> int:
+        """Rows of K and V."""
+        return int(self.K.shape[2])
+
+    @property
+    def d(self) -> int:
+        """Head dimension."""
+        return int(self.Q.shape[3])
+
+    @property
+    def Tr(self) -> int:
+        """Row blocks: ceil(Nq / Br)."""
+        return -(-self.Nq // self.Br)
+
+    @property
+    def Tc(self) -> int:
+        """Key blocks: ceil(Nk / Bc)."""
+        return -(-self.Nk // self.Bc)
+
+    @property
+    def heads(self) -> tuple[tuple[int, int], ...]:
+        """Every (batch, query head)."""
+        return tuple((b, h) for b in range(self.Q.shape[0]) for h in range(self.Q.shape[1]))
+
+    def kv_head(self, head: int) -> int:
+        """The K, V head that a query head reads: h // (Hq / Hkv)."""
+        return head // (self.Q.shape[1] // self.K.shape[1])
+
+    def key_tiles(self, i: int) -> int:
+        """How many key tiles row block i visits: all, or up to the last one that its last row sees."""
+        if not self.causal:
+            return self.Tc
+        last = min((i + 1) * self.Br, self.Nq) + self.Nk - self.Nq
+        return -(-min(max(last, 0), self.Nk) // self.Bc)
+
+    @property
+    def params(self) -> dict[str, Param]:
+        """The sizes and options as a recording carries them."""
+        b, hq, hkv = self.Q.shape[0], self.Q.shape[1], self.K.shape[1]
+        sizes = {"B": b, "Hq": hq, "Hkv": hkv, "Nq": self.Nq, "Nk": self.Nk, "d": self.d}
+        tiles = {"Br": self.Br, "Bc": self.Bc, "Tr": self.Tr, "Tc": self.Tc}
+        return {**sizes, **tiles, "scale": float(self.scale), "causal": self.causal, "masked": self.mask is not None}

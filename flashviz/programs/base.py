@@ -1,0 +1,111 @@
+"""What all tile programs share: actions that record themselves as steps, and the result of a run.
+
+An action is a verb of the algorithm at tile level (``load_q``, ``scores`` …). Performing one does its arithmetic on
+real tiles and records what it read and wrote, so whoever calls the actions (the program's own loops, a replayed trace
+of the CUDA kernel, a reader's loop in a notebook cell) makes a recording by doing so.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+
+from flashviz.events import Source
+from flashviz.recorder import Recorder
+from flashviz.recording import Param, Recording
+
+Method = TypeVar("Method", bound=Callable[..., None])
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What a run gave.
+
+    Args:
+        O: the output, float32, shaped like the queries.
+        L: logsumexp of each query's scores, natural logarithm, float32.
+        recording: what was done, None with ``record=False``.
+        device: where O and L were really computed: ``"numpy"``, ``"cpu"`` or ``"gpu"``.
+        params: sizes and options.
+    """
+
+    O: np.ndarray  # noqa: E741
+    L: np.ndarray
+    recording: Recording | None
+    device: str
+    params: dict[str, Param] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        steps = "not recorded" if self.recording is None else f"{len(self.recording.steps)} steps"
+        return f"Run(O {self.O.shape}, L {self.L.shape}, device={self.device!r}, {steps})"
+
+
+def action(text: str, part: str = "") -> Callable[[Method], Method]:
+    """Mark a method as an action: performing it is one step, or one part of a composite step.
+
+    Args:
+        text: what the step is called, after the block and the loop variable: ``"fill Sij"``.
+        part: its own name inside a composite step: consecutive actions with the same ``text``, block and loop
+            variables become parts of one step, and their moves in one direction one transfer.
+    """
+
+    def mark(method: Method) -> Method:
+        names = list(inspect.signature(method).parameters)[1:]
+
+        @functools.wraps(method)
+        def perform(self: Program, *args: int, **kwargs: int) -> None:
+            tiles = {"i": self.i, **dict(zip(names, args, strict=False)), **kwargs}
+            loop = tiles.get(self.loop[1])
+            block = self.r.block_name
+            label = f"{block} · {text}" if loop is None else f"{block} · {self.loop[1]} = {loop} · {text}"
+            caption = text if loop is None else f"[{self.loop[0]}: {loop}] {text}"
+            name = method.__name__
+            if not part:
+                with self.r.step(label, caption, action=name, **tiles):
+                    method(self, *args, **kwargs)
+                return
+            with (
+                self.r.step(label, caption, join=True, **tiles),
+                self.r.step(part, caption, action=name, **tiles),
+            ):
+                method(self, *args, **kwargs)
+
+        perform.__flashviz_action__ = True  # type: ignore[attr-defined]
+        return perform  # type: ignore[return-value]
+
+    return mark
+
+
+class Program:
+    """Base of the tile programs: a recorder, the tile it works on, and its actions' lines in the source."""
+
+    loop = ("loop", "j")
+    r: Recorder
+    i = 0
+
+    @classmethod
+    def action_names(cls) -> tuple[str, ...]:
+        """The actions, in the order in which the source defines them."""
+        return tuple(n for n, f in vars(cls).items() if getattr(f, "__flashviz_action__", False))
+
+    @classmethod
+    def source(cls) -> Source:
+        """The program's source text with the lines of each action."""
+        module = inspect.getmodule(cls)
+        path = inspect.getsourcefile(cls) or ""
+        text = inspect.getsource(module) if module is not None else inspect.getsource(cls)
+        spans = []
+        for name in cls.action_names():
+            lines, first = inspect.getsourcelines(inspect.unwrap(getattr(cls, name)))
+            spans.append((name, first, first + len(lines) - 1))
+        return Source("python", path.replace("\\", "/").rsplit("/", 1)[-1], text, tuple(spans))
+
+
+def unknown_device(device: Any) -> ValueError:
+    """The error for a device that does not exist."""
+    return ValueError(f'device={device!r} is none of "auto", "numpy", "cpu", "gpu"')

@@ -1,0 +1,458 @@
+"""Recorder: the verbs with which an algorithm is performed and, at the same time, recorded.
+
+Requirements: the arithmetic is the caller's, on real NumPy tiles that live in the recorder's slots; every verb checks
+its arguments before anything is written; reading a slot that holds nothing gives NaN and a finding, never a crash.
+
+A reader's own algorithm, whole:
+
+>>> r = Recorder("sum of squares")
+>>> x = r.tensor("x", np.arange(6.0), tile=2)
+>>> xi, s = r.slot("xi", shape=(2,), tensor="x"), r.slot("s", shape=(), memory="register", scope="thread")
+>>> with r.launch("sum_of_squares"), r.block(tile=0):
+...     r.init(s, 0.0)
+...     for i in range(3):
+...         with r.step(f"load x{i}"):
+...             r.move(x[i], xi)
+...         with r.step(f"add x{i}"):
+...             r.change(s, r.read(s) + (r.read(xi) ** 2).sum(), reads=(s, xi))
+>>> recording = r.recording()
+>>> float(recording.values(-1, "s"))
+55.0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from flashviz.events import BARRIERS, Barrier, Begin, Change, Event, Finding, Launch, Move, Part, Source, Step
+from flashviz.recording import Key, Param, Recording
+from flashviz.slots import Block, Slot, Values, shape_text
+
+KEEP_VALUES = 256
+"""Tiles up to this many elements keep their numbers in the recording."""
+MOST_ACTIONS = 100_000
+"""More steps than this are not recorded unless ``keep`` names the blocks to keep."""
+
+SlotLike = Slot | str
+
+
+class Tensor:
+    """A tensor in HBM, cut in tiles along its first axis: ``K[j]`` is the slot of tile j."""
+
+    def __init__(self, name: str, tiles: tuple[Slot, ...]) -> None:
+        self.name, self.tiles = name, tiles
+
+    def __getitem__(self, index: int) -> Slot:
+        if not 0 <= index < len(self.tiles):
+            raise IndexError(f"{self.name} has tiles 0 to {len(self.tiles) - 1}, not {index}")
+        return self.tiles[index]
+
+    def __len__(self) -> int:
+        return len(self.tiles)
+
+    def __iter__(self) -> Iterator[Slot]:
+        return iter(self.tiles)
+
+
+@dataclass
+class _OpenStep:
+    label: str
+    caption: str
+    action: str
+    first: int
+    launch: int
+    block: Block | None
+    tiles: tuple[tuple[str, int], ...]
+    join: bool = False
+    end: int = -1
+    parts: list[_OpenStep] = field(default_factory=list)
+    transfers: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    def close(self) -> Step:
+        parts = tuple(p.close() for p in self.parts)
+        return Step(
+            self.label, self.caption, self.action, self.first, self.end, self.launch, self.block, self.tiles, parts
+        )
+
+
+class Recorder:
+    """Performs moves and changes on real tiles and keeps what was performed.
+
+    Args:
+        algorithm: its name; a layout of that name draws it, else the generic one.
+        params: sizes and options that the recording carries.
+        keep: True, False, or the blocks to keep, as tile numbers or (batch, head, tile) triples.
+        keep_values: tiles up to this many elements keep their numbers.
+    """
+
+    def __init__(
+        self,
+        algorithm: str,
+        params: dict[str, Param] | None = None,
+        *,
+        keep: bool | Iterable[int | tuple[int, int, int]] = True,
+        keep_values: int = KEEP_VALUES,
+    ) -> None:
+        self.algorithm = algorithm
+        self.params: dict[str, Param] = dict(params or {})
+        self._keep = keep if isinstance(keep, bool) else {k if isinstance(k, int) else Block(*k) for k in keep}
+        self._keep_values = keep_values
+        self._slots: dict[str, Slot] = {}
+        self._memory: dict[Key, np.ndarray] = {}
+        self._levels: dict[Key, int] = {}
+        self._events: list[Event] = []
+        self._steps: list[_OpenStep] = []
+        self._stack: list[_OpenStep] = []
+        self._findings: list[Finding] = []
+        self._launch, self._block = -1, Block()
+        self._in_block = False
+        self._transfer = 0
+        self._several = [False, False]
+        if self._keep is not False:
+            self._steps.append(_OpenStep("start", "Setup ready", "", 0, -1, None, (), end=0))
+
+    # -- places in memory ------------------------------------------------------------------------------------------
+
+    def slot(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: str = "float32",
+        *,
+        memory: str = "shared",
+        scope: str = "block",
+        tensor: str = "",
+    ) -> Slot:
+        """Declare a slot that every block has for itself, empty when the block begins."""
+        return self._declare(Slot(name, memory, scope, tuple(shape), np.dtype(dtype).name, tensor or name))
+
+    def tensor(
+        self,
+        name: str,
+        data: Any = None,
+        *,
+        tile: int,
+        shape: tuple[int, ...] | None = None,
+        dtype: str = "float32",
+        head: tuple[int, int] = (0, 0),
+        suffix: str = "",
+    ) -> Tensor:
+        """Declare a tensor in HBM, cut in tiles of ``tile`` rows (the last one may be shorter).
+
+        Args:
+            name: the tensor's name; tile n is the slot ``name + str(n) + suffix``.
+            data: its content, given before the first launch; None for an output that starts empty.
+            tile: rows of a tile.
+            shape: needed where there is no data.
+            dtype: of the slots; data is converted.
+            head: (batch, head) it belongs to.
+            suffix: makes the slots' names unique where one name has several heads.
+        """
+        if tile < 1:
+            raise ValueError(f"tile={tile} for {name}: a tile has at least one row")
+        array = None if data is None else np.asarray(data, dtype=dtype)
+        full = tuple(array.shape) if array is not None else shape
+        if not full:
+            raise ValueError(f"{name}: give data or a shape with at least one axis, got {full}")
+        self._several = [was or now > 0 for was, now in zip(self._several, head, strict=True)]
+        if self._launch >= 0:
+            raise RuntimeError(f"{name}: declare tensors before the first launch")
+        tiles = []
+        for n, row in enumerate(range(0, full[0], tile)):
+            part = (min(tile, full[0] - row), *full[1:])
+            made = self._declare(
+                Slot(f"{name}{n}{suffix}", "hbm", "grid", part, np.dtype(dtype).name, name, (n,), head, f"{name}{n}")
+            )
+            if array is not None:
+                self._memory[made.name] = array[row : row + tile]
+            tiles.append(made)
+            if self._keep is not False:
+                role, level = ("init", 0) if array is None else ("input", 1)
+                self._levels[made.name] = level
+                values = None if array is None else self._values(self._memory[made.name])
+                self._events.append(Change(made.name, (), role, level, part, self._launch, Block(), values=values))
+                self._steps[0].end = len(self._events)
+        return Tensor(name, tuple(tiles))
+
+    def _declare(self, slot: Slot) -> Slot:
+        known = self._slots.get(slot.name)
+        if known is not None and known != slot:
+            raise ValueError(f"slot {slot.name!r} is declared already, as {known.memory} {shape_text(known.shape)}")
+        self._slots[slot.name] = slot
+        return slot
+
+    # -- where we are ----------------------------------------------------------------------------------------------
+
+    def launch(
+        self, kernel: str, grid: Sequence[int] = (1, 1, 1), threads: Sequence[int] = (1, 1, 1)
+    ) -> AbstractContextManager[int]:
+        """Launch a kernel: the blocks from here on belong to it. A plain call, or the head of a ``with``."""
+        if self._stack:
+            raise RuntimeError(f"launch of {kernel} inside step {self._stack[0].label!r}: close the step first")
+        self._launch += 1
+        if self._keep is not False:
+            self._events.append(Launch(self._launch, kernel, _triple(grid), _triple(threads)))
+            self._steps[-1].end = len(self._events)
+        return nullcontext(self._launch)
+
+    def block(self, tile: int = 0, head: int = 0, batch: int = 0) -> AbstractContextManager[Block]:
+        """A block begins, its shared memory and registers empty: steps are its own until another block begins.
+
+        A plain call, or the head of a ``with``.
+        """
+        if self._launch < 0:
+            raise RuntimeError("a block begins inside a launch: call r.launch(kernel, grid, threads) first")
+        if self._stack:
+            raise RuntimeError(f"a block begins inside step {self._stack[0].label!r}: close the step first")
+        self._block = Block(batch, head, tile)
+        self._in_block = True
+        if self._keep is False:
+            self._memory = {k: v for k, v in self._memory.items() if isinstance(k, str)}
+            self._levels.clear()
+        again = any(s.block is not None for s in self._steps)
+        text = "visualize another block" if again else "visualize a single block"
+        with self.step(f"visualize {self.block_name}", text):
+            self._emit(Begin(self._launch, self._block))
+        return nullcontext(self._block)
+
+    @property
+    def block_name(self) -> str:
+        """What the step list calls the current block: ``"block 1"``, with head and batch where there are several."""
+        batch, head, tile = self._block
+        more = f"batch {batch} · " if self._several[0] else ""
+        more += f"head {head} · " if self._several[1] else ""
+        return f"{more}block {tile}"
+
+    @property
+    def keeps_nothing(self) -> bool:
+        """True with ``keep=False``: there will be no recording."""
+        return self._keep is False
+
+    @property
+    def recording_now(self) -> bool:
+        """Whether what happens now is kept: some blocks may not be."""
+        if isinstance(self._keep, bool):
+            return self._keep
+        return not self._in_block or self._block in self._keep or self._block.tile in self._keep
+
+    @contextmanager
+    def step(
+        self, label: str, caption: str | None = None, *, action: str = "", join: bool = False, **tiles: int
+    ) -> Iterator[None]:
+        """Everything inside is one frame. Steps nest: the inner ones are parts of the outer one.
+
+        Args:
+            label: what the step list says.
+            caption: what the picture says; the label when not given.
+            action: the action's name in program and kernel.
+            join: go on with the last step if it has this label, block and tiles, and count their moves in one
+                direction as one transfer.
+            tiles: the loop variables, for example ``j=2``.
+        """
+        if not self.recording_now:
+            yield
+            return
+        if len(self._steps) > MOST_ACTIONS and self._keep is True:
+            raise ValueError(
+                f"more than {MOST_ACTIONS:,} steps: name the blocks to keep (record=[0] keeps the first row block) "
+                "or give record=False"
+            )
+        n = len(self._events)
+        places = self._stack[-1].parts if self._stack else self._steps
+        last = places[-1] if places else None
+        at = (self._launch, self._block if self._in_block else None, tuple(tiles.items()))
+        same = last is not None and join and last.join and last.label == label and last.end == n
+        if same and last is not None and (last.launch, last.block, last.tiles) == at:
+            opened = last
+        else:
+            opened = _OpenStep(label, label if caption is None else caption, action, n, *at, join=join)
+            places.append(opened)
+        self._stack.append(opened)
+        try:
+            yield
+        finally:
+            self._stack.pop()
+            opened.end = len(self._events)
+
+    # -- what is done ----------------------------------------------------------------------------------------------
+
+    def read(self, slot: SlotLike) -> np.ndarray:
+        """What a slot holds, as a read-only array: NaN, and a finding, where nothing was written."""
+        s = self._slot(slot)
+        held = self._memory.get(self._key(s))
+        if held is None:
+            self._find(s, f"{s.name} was read before anything was written to it")
+            return np.full(s.shape, np.nan, dtype="float32")
+        view = held.view()
+        view.flags.writeable = False
+        return view
+
+    def move(
+        self,
+        src: SlotLike | Sequence[SlotLike],
+        dst: SlotLike | Sequence[SlotLike],
+        values: Any = None,
+        reads: Sequence[SlotLike] | Sequence[Sequence[SlotLike]] | None = None,
+        *,
+        group: str | None = None,
+        stage: int = 0,
+    ) -> None:
+        """One transfer: the content of ``src`` arrives in ``dst``. Lists of equal length move together.
+
+        Args:
+            src: where the copy starts.
+            dst: where it lands.
+            values: what arrives, where that is not a plain copy (a list for lists); converted to the dtype of ``dst``.
+            reads: the slots that ``values`` was computed from (a list of them for lists); ``src`` when not given.
+            group: asynchronous: it lands at the next ``wait(group)``.
+            stage: which of several buffers an asynchronous move fills.
+        """
+        sources, targets = _list(src), _list(dst)
+        if len(sources) != len(targets):
+            raise ValueError(f"move of {len(sources)} slots into {len(targets)}: the lists must be equally long")
+        several = not isinstance(src, (Slot, str))
+        given = list(values) if several and values is not None else [values] * len(sources)
+        listed: list[Any] = list(reads) if several and reads is not None else [reads] * len(sources)
+        parts, arrays = [], []
+        for a, b, value, read in zip(sources, targets, given, listed, strict=True):
+            s, d = self._slot(a), self._slot(b)
+            array = np.array(self.read(s) if value is None else value, dtype=d.dtype)
+            if array.ndim != len(d.shape) or any(x > y for x, y in zip(array.shape, d.shape, strict=True)):
+                raise ValueError(f"move {s.name} ({shape_text(array.shape)}) into {d.name} ({shape_text(d.shape)})")
+            of = (s.name,) if read is None else tuple(self._slot(x).name for x in read)
+            parts.append(Part(s.name, d.name, array.shape, array.dtype.name, of, self._values(array)))
+            arrays.append((d, array))
+        self._emit(
+            Move(tuple(parts), self._launch, self._block, self._number(parts), group is not None, stage, group or "")
+        )
+        for (d, array), part in zip(arrays, parts, strict=True):
+            self._memory[self._key(d)] = array
+            self._levels[self._key(d)] = self._levels.get(self._key(self._slot(part.src)), 1)
+
+    def _number(self, parts: list[Part]) -> int:
+        top = self._stack[0] if self._stack else None
+        way = (self._slots[parts[0].src].memory, self._slots[parts[0].dst].memory)
+        if top is not None and top.join and way in top.transfers:
+            return top.transfers[way]
+        self._transfer += 1
+        if top is not None:
+            top.transfers[way] = self._transfer
+        return self._transfer
+
+    def change(
+        self,
+        slot: SlotLike,
+        values: Any,
+        reads: Sequence[SlotLike] = (),
+        *,
+        role: str = "compute",
+        cells: bool = False,
+    ) -> None:
+        """Replace what a slot holds by what was computed from ``reads``.
+
+        Args:
+            slot: where it is written.
+            values: the new content, at most of the slot's shape; converted to its dtype.
+            reads: the slots it was computed from.
+            role: ``"compute"`` counts as an update, ``"rescale"`` overwrites in place and does not.
+            cells: the elements are made one by one.
+        """
+        s = self._slot(slot)
+        array = np.array(values, dtype=s.dtype)
+        if array.ndim != len(s.shape) or any(x > y for x, y in zip(array.shape, s.shape, strict=True)):
+            raise ValueError(f"change of {s.name} ({shape_text(s.shape)}) to values of shape {shape_text(array.shape)}")
+        key = self._key(s)
+        level = 0 if role == "init" else self._levels.get(key, 0) + (role == "compute")
+        names = tuple(self._slot(x).name for x in reads)
+        values_ = self._values(array)
+        self._emit(Change(s.name, names, role, level, array.shape, self._launch, self._block, cells, values_))
+        self._memory[key] = array
+        self._levels[key] = level
+
+    def init(self, slot: SlotLike, values: Any, rows: int | None = None) -> None:
+        """Set a slot, or its first ``rows`` rows, to a first value. It is drawn empty until it is updated."""
+        s = self._slot(slot)
+        shape = s.shape if rows is None else (rows, *s.shape[1:])
+        self.change(s, np.broadcast_to(np.asarray(values), shape), role="init")
+
+    def stale(self, *slots: SlotLike) -> None:
+        """Say that what these slots hold was computed from a tile that is being replaced. Level 0 stays as it is."""
+        for slot in slots:
+            s = self._slot(slot)
+            key = self._key(s)
+            held, level = self._memory.get(key), self._levels.get(key, 0)
+            if held is not None and level > 0:
+                self._emit(Change(s.name, (), "stale", level, held.shape, self._launch, self._block))
+
+    def barrier(self, kind: str = "block", protects: str = "") -> None:
+        """Threads meet: ``kind`` is one of ``warp``, ``block``, ``cluster``, ``grid``, ``launch``."""
+        if kind not in BARRIERS or kind == "wait":
+            raise ValueError(f"barrier kind {kind!r} is none of {', '.join(b for b in BARRIERS if b != 'wait')}")
+        self._emit(Barrier(kind, self._launch, self._block, protects=protects))
+
+    def wait(self, group: str) -> None:
+        """The block waits until the asynchronous moves of ``group`` have landed."""
+        self._emit(Barrier("wait", self._launch, self._block, group=group))
+
+    def recording(self, code: Sequence[Source] = (), *, source: str = "program", device: str = "numpy") -> Recording:
+        """What was performed so far."""
+        if self._keep is False:
+            raise ValueError("this recorder keeps nothing (keep=False)")
+        if self._stack:
+            raise RuntimeError(f"step {self._stack[0].label!r} is still open")
+        steps = tuple(s.close() for s in self._steps)
+        return Recording(
+            self.algorithm,
+            source,
+            device,
+            dict(self.params),
+            tuple(self._slots.values()),
+            tuple(self._events),
+            steps,
+            tuple(self._findings),
+            tuple(code),
+        )
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _slot(self, slot: SlotLike) -> Slot:
+        name = slot if isinstance(slot, str) else slot.name
+        known = self._slots.get(name)
+        if known is None:
+            raise KeyError(f"no slot {name!r} is declared; there are {', '.join(sorted(self._slots)) or 'none'}")
+        if not isinstance(slot, str) and known != slot:
+            raise ValueError(f"slot {name!r} belongs to another recorder")
+        return known
+
+    def _key(self, slot: Slot) -> Key:
+        return slot.name if slot.shared_by_grid else (self._launch, self._block, slot.name)
+
+    def _values(self, array: np.ndarray) -> Values | None:
+        return Values.of(array) if self._keep is not False and array.size <= self._keep_values else None
+
+    def _find(self, slot: Slot, message: str) -> None:
+        step = max(len(self._steps) - 1, 0)
+        self._findings.append(Finding("read-empty", slot.name, self._launch, self._block, step, message))
+
+    def _emit(self, event: Event) -> None:
+        if not self.recording_now:
+            return
+        if not self._stack and not isinstance(event, Barrier):
+            raise RuntimeError("this happens in no step: write `with r.step(label):` around it")
+        self._events.append(event)
+        if not self._stack:
+            self._steps[-1].end = len(self._events)
+
+
+def _list(slots: SlotLike | Sequence[SlotLike]) -> list[SlotLike]:
+    return [slots] if isinstance(slots, (Slot, str)) else list(slots)
+
+
+def _triple(sizes: Sequence[int]) -> tuple[int, int, int]:
+    x, y, z = (*sizes, 1, 1, 1)[:3]
+    return int(x), int(y), int(z)
