@@ -34,7 +34,7 @@ class Run:
         params: sizes and options.
     """
 
-    O: np.ndarray  # noqa: E741
+    O: np.ndarray
     L: np.ndarray
     recording: Recording | None
     device: str

@@ -14,7 +14,7 @@ import numpy as np
 from flashviz.programs.attention import Attention
 from flashviz.programs.base import Program, Run, action
 from flashviz.programs.device import choose_device, kernel_source
-from flashviz.recorder import Recorder
+from flashviz.recorder import Recorder, Tensor
 from flashviz.tiles import causal_mask, normalise, softmax_step
 
 KERNEL = "flash_attention_2"
@@ -75,17 +75,17 @@ class FlashAttention2(Program):
         self.Sij = r.slot("Sij", (a.Br, a.Bc), tensor="S")
         self.mi, self.li = r.slot("mi", (a.Br,), tensor="m"), r.slot("li", (a.Br,), tensor="l")
         several = len(a.heads) > 1
-        self.Q, self.O, self.L, self.K, self.V = {}, {}, {}, {}, {}
+        self.Q: dict[tuple[int, int], Tensor] = {}
+        self.K, self.V, self.O, self.L = dict(self.Q), dict(self.Q), dict(self.Q), dict(self.Q)
         for b, h in a.heads:
-            where = {"head": (b, h), "suffix": f"[{b},{h}]" if several else ""}
-            self.Q[b, h] = r.tensor("Q", a.Q[b, h], tile=a.Br, **where)
-            self.O[b, h] = r.tensor("O", shape=(a.Nq, a.d), tile=a.Br, **where)
-            self.L[b, h] = r.tensor("L", shape=(a.Nq,), tile=a.Br, **where)
-        for b in range(a.K.shape[0]):
-            for h in range(a.K.shape[1]):
-                where = {"head": (b, h), "suffix": f"[{b},{h}]" if several else ""}
-                self.K[b, h] = r.tensor("K", a.K[b, h], tile=a.Bc, **where)
-                self.V[b, h] = r.tensor("V", a.V[b, h], tile=a.Bc, **where)
+            head, end = (b, h), f"[{b},{h}]" if several else ""
+            self.Q[head] = r.tensor("Q", a.Q[head], tile=a.Br, head=head, suffix=end)
+            self.O[head] = r.tensor("O", shape=(a.Nq, a.d), tile=a.Br, head=head, suffix=end)
+            self.L[head] = r.tensor("L", shape=(a.Nq,), tile=a.Br, head=head, suffix=end)
+        for b, h in np.ndindex(a.K.shape[:2]):
+            head, end = (b, h), f"[{b},{h}]" if several else ""
+            self.K[head] = r.tensor("K", a.K[head], tile=a.Bc, head=head, suffix=end)
+            self.V[head] = r.tensor("V", a.V[head], tile=a.Bc, head=head, suffix=end)
         r.launch("flash_attention_2", (a.Tr, a.Q.shape[1], a.Q.shape[0]), (THREADS, 1, 1))
 
     def begin(self, i: int, head: int = 0, batch: int = 0) -> None:
@@ -157,7 +157,7 @@ class FlashAttention2(Program):
     def store_o(self) -> None:
         """The one division, and the only writes to HBM: O = Oi / li and L = mi + ln li."""
         r, i = self.r, self.i
-        O, L = normalise(r.read(self.Oi), r.read(self.mi), r.read(self.li))  # noqa: E741
+        O, L = normalise(r.read(self.Oi), r.read(self.mi), r.read(self.li))
         r.move(
             [self.Oi, self.li],
             [self.O[self.head][i], self.L[self.head][i]],
@@ -169,9 +169,22 @@ class FlashAttention2(Program):
 
     def run(self) -> Run:
         """O and L of the blocks that have run (NaN where none has), and the recording."""
-        O, L = self.output.reshape(self.a.given), self.logsumexp.reshape(self.a.given[:-1])  # noqa: E741
+        O, L = self.output.reshape(self.a.given), self.logsumexp.reshape(self.a.given[:-1])
         recording = None if self.r.keeps_nothing else self.r.recording((self.source(), kernel_source(KERNEL)))
         return Run(O, L, recording, "numpy", self.a.params)
+
+
+def launch_kernel(a: Attention) -> tuple[np.ndarray, np.ndarray]:
+    """O and L from the CUDA kernel, launched through CuPy.
+
+    Raises:
+        ValueError: the sizes do not fit this GPU; says which would.
+    """
+    from flashviz import cuda
+
+    arrays = {"Q": a.Q, "K": a.K, "V": a.V}
+    sizes = {"Nq": a.Nq, "Nk": a.Nk, "scale": a.scale, "causal": int(a.causal), "Hq": a.Q.shape[1], "Hkv": a.K.shape[1]}
+    raise NotImplementedError(cuda, arrays, sizes)
 
 
 def flash_attention_2(
@@ -218,7 +231,7 @@ def flash_attention_2(
     if where == "numpy":
         forward(fa)
         return fa.run()
-    O, L = launch(fa.a)  # noqa: E741
+    O, L = launch_kernel(fa.a)
     recording = None
     if record is not False:
         forward(fa)
