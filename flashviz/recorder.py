@@ -9,7 +9,8 @@ A reader's own algorithm, whole:
 >>> x = r.tensor("x", np.arange(6.0), tile=2)
 >>> xi, s = r.slot("xi", shape=(2,), tensor="x"), r.slot("s", shape=(), memory="register", scope="thread")
 >>> with r.launch("sum_of_squares"), r.block(tile=0):
-...     r.init(s, 0.0)
+...     with r.step("s = 0"):
+...         r.init(s, 0.0)
 ...     for i in range(3):
 ...         with r.step(f"load x{i}"):
 ...             r.move(x[i], xi)
@@ -22,7 +23,7 @@ A reader's own algorithm, whole:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -242,7 +243,13 @@ class Recorder:
 
     @contextmanager
     def step(
-        self, label: str, caption: str | None = None, *, action: str = "", join: bool = False, **tiles: int
+        self,
+        label: str,
+        caption: str | None = None,
+        *,
+        action: str = "",
+        join: bool = False,
+        tiles: Mapping[str, int] | None = None,
     ) -> Iterator[None]:
         """Everything inside is one frame. Steps nest: the inner ones are parts of the outer one.
 
@@ -252,7 +259,7 @@ class Recorder:
             action: the action's name in program and kernel.
             join: go on with the last step if it has this label, block and tiles, and count their moves in one
                 direction as one transfer.
-            tiles: the loop variables, for example ``j=2``.
+            tiles: the loop variables, for example ``{"j": 2}``.
         """
         if not self.recording_now:
             yield
@@ -265,7 +272,7 @@ class Recorder:
         n = len(self._events)
         places = self._stack[-1].parts if self._stack else self._steps
         last = places[-1] if places else None
-        at = (self._launch, self._block if self._in_block else None, tuple(tiles.items()))
+        at = (self._launch, self._block if self._in_block else None, tuple((tiles or {}).items()))
         same = last is not None and join and last.join and last.label == label and last.end == n
         if same and last is not None and (last.launch, last.block, last.tiles) == at:
             opened = last
@@ -288,7 +295,7 @@ class Recorder:
         if held is None:
             self._find(s, f"{s.name} was read before anything was written to it")
             return np.full(s.shape, np.nan, dtype="float32")
-        view = held.view()
+        view: np.ndarray = held.view()
         view.flags.writeable = False
         return view
 

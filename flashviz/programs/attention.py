@@ -10,8 +10,10 @@ import numpy as np
 
 from flashviz.recording import Param
 
+FloatArray = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 
-def as_tile_array(name: str, array: Any) -> np.ndarray:
+
+def as_tile_array(name: str, array: Any) -> FloatArray:
     """An input as a contiguous float32 array, whatever its strides; a copy only where needed.
 
     Raises:
@@ -25,6 +27,12 @@ def as_tile_array(name: str, array: Any) -> np.ndarray:
     return np.ascontiguousarray(a, dtype=np.float32)
 
 
+def four_axes(a: FloatArray) -> FloatArray:
+    """[N, d] and [H, N, d] as [B, H, N, d]."""
+    shape: tuple[int, ...] = (*(1,) * (4 - a.ndim), *a.shape)
+    return a.reshape(shape)
+
+
 def positive(name: str, value: Any) -> int:
     """A block size as an int of at least 1."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
@@ -36,9 +44,9 @@ def positive(name: str, value: Any) -> int:
 class Attention:
     """One attention problem cut in tiles: Q [B, Hq, Nq, d], K and V [B, Hkv, Nk, d], all float32 and contiguous."""
 
-    Q: np.ndarray
-    K: np.ndarray
-    V: np.ndarray
+    Q: FloatArray
+    K: FloatArray
+    V: FloatArray
     Br: int
     Bc: int
     scale: np.float32
@@ -63,7 +71,7 @@ class Attention:
         Raises:
             ValueError, TypeError: naming the argument, what it is and what it must be.
         """
-        q, k, v = (as_tile_array(n, a) for n, a in zip("QKV", (Q, K, V), strict=True))
+        q, k, v = as_tile_array("Q", Q), as_tile_array("K", K), as_tile_array("V", V)
         br, bc = positive("Br", Br), positive("Bc", Bc)
         if q.ndim not in (2, 3, 4):
             raise ValueError(f"Q has shape {q.shape}: it must be [N, d], [H, N, d] or [B, H, N, d]")
@@ -73,8 +81,8 @@ class Attention:
             raise ValueError(f"K {k.shape} and V {v.shape} must have the same shape")
         if q.shape[-1] != k.shape[-1]:
             raise ValueError(f"Q {q.shape} and K {k.shape} must have the same head dimension (the last axis)")
-        given = q.shape
-        q, k, v = (a.reshape((1,) * (4 - a.ndim) + a.shape) for a in (q, k, v))
+        given: tuple[int, ...] = q.shape
+        q, k, v = four_axes(q), four_axes(k), four_axes(v)
         if 0 in q.shape or 0 in k.shape:
             raise ValueError(f"Q {given} and K {k.shape}: every axis needs at least one element")
         if q.shape[0] != k.shape[0]:

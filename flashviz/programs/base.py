@@ -66,12 +66,12 @@ def action(text: str, part: str = "") -> Callable[[Method], Method]:
             caption = text if loop is None else f"[{self.loop[0]}: {loop}] {text}"
             name = method.__name__
             if not part:
-                with self.r.step(label, caption, action=name, **tiles):
+                with self.r.step(label, caption, action=name, tiles=tiles):
                     method(self, *args, **kwargs)
                 return
             with (
-                self.r.step(label, caption, join=True, **tiles),
-                self.r.step(part, caption, action=name, **tiles),
+                self.r.step(label, caption, join=True, tiles=tiles),
+                self.r.step(part, caption, action=name, tiles=tiles),
             ):
                 method(self, *args, **kwargs)
 
