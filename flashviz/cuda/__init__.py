@@ -1,0 +1,88 @@
+"""CUDA kernels: found, read, checked and launched. Importing this loads NumPy and the standard library; CuPy only at a launch.
+
+One call launches any kernel file. Sizes, grid, block and shared memory come from the file itself and every argument is held
+against what the file declares:
+
+    import numpy as np
+    from flashviz import cuda
+
+    B, Hq, Hkv, Nq, Nk, D = 2, 4, 2, 100, 130, 64
+    rng = np.random.default_rng(0)
+    Q = rng.standard_normal((B, Hq, Nq, D), dtype=np.float32)
+    K = rng.standard_normal((B, Hkv, Nk, D), dtype=np.float32)
+    V = rng.standard_normal((B, Hkv, Nk, D), dtype=np.float32)
+    O, L = np.empty_like(Q), np.empty((B, Hq, Nq), np.float32)
+    kernel = cuda.Kernel("flash_attention_2", template={"Br": 32, "Bc": 32, "D": D})
+    causal, scale = False, 1 / np.sqrt(D)
+    cuda.launch(kernel, (Q, K, V, O, L, Nq, Nk, scale, causal, Hq, Hkv))   # writes O and L
+
+`status` says, in one line and without raising, whether that would run here; `find` gives a kernel's source, the lines of each of
+its actions and the bytes of each part of its shared memory; `plan` makes every check of a launch without a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from flashviz.cuda.gpu import GpuStatus, GpuUnavailableError, KernelError, Launched, Times, run, status
+from flashviz.cuda.launching import Kernel, LaunchError, Limits, Plan, plan
+from flashviz.cuda.signatures import ArgumentError
+from flashviz.cuda.sources import KernelSource, SourceError, find
+
+__all__ = [
+    "ArgumentError",
+    "GpuStatus",
+    "GpuUnavailableError",
+    "Kernel",
+    "KernelError",
+    "KernelSource",
+    "LaunchError",
+    "Launched",
+    "Limits",
+    "Plan",
+    "SourceError",
+    "Times",
+    "find",
+    "launch",
+    "plan",
+    "status",
+]
+
+
+def launch(
+    kernel: Kernel,
+    args: Sequence[object] | Mapping[str, object],
+    *,
+    device: str = "gpu",
+    poison: bool = False,
+    repeat: int = 0,
+) -> Launched:
+    """Launch a kernel and wait for it.
+
+    Parameters
+    ----------
+    kernel
+        The kernel file and its template values.
+    args
+        Arrays (NumPy or CuPy) and numbers, in the order that the kernel declares, or by name. Arrays that the kernel does not
+        declare const are its outputs and are written in place, also where they are views.
+    device
+        "gpu", the current CUDA device.
+    poison
+        Fill the outputs with NaN first, so that an element the kernel does not write is seen.
+    repeat
+        Launch this many times more, after a warm-up, timed by CUDA events: see ``Launched.times``.
+
+    Raises
+    ------
+    SourceError, ArgumentError, LaunchError
+        Before anything is launched: no such kernel, wrong arguments, more than the device allows.
+    GpuUnavailableError
+        No GPU is usable here; the message says why and what to install.
+    KernelError
+        The kernel does not compile or failed while it ran; the message names it.
+    """
+    if device != "gpu":
+        raise LaunchError(f'device="{device}": kernels run on "gpu".')
+    found = status()
+    return run(plan(kernel, args, found.limits if found.usable else None), poison=poison, repeat=repeat)

@@ -1,0 +1,287 @@
+"""The GPU, through CuPy: whether there is one that really runs a kernel, and launches on it. Nothing else imports CuPy.
+
+`status` is for people: one calm line and the one command that would help. That CuPy imports, or that a module compiles, proves
+nothing; only a kernel that ran and returned its value does.
+"""
+
+from __future__ import annotations
+
+import statistics
+import warnings
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from flashviz.cuda.launching import STATIC_SHARED, Limits, Plan
+
+OPTIONS = ("-std=c++17",)
+_PROBE = 'extern "C" __global__ void flashviz_probe(int* x) { *x = 42; }'
+_INSTALL = 'pip install "flashviz[gpu]"'  # CuPy for CUDA 13, with the CUDA libraries as wheels
+_INSTALL_12 = 'pip install "flashviz[gpu-cuda12]"'
+_FATAL = ("illegal", "misaligned", "launch_failed", "launch failure", "launchfailure", "device-side assert")
+_DRIVER = "install the NVIDIA driver from https://www.nvidia.com/drivers"
+
+
+class KernelError(RuntimeError):
+    """A kernel that did not compile or failed while it ran; the message names it."""
+
+
+class GpuUnavailableError(RuntimeError):
+    """The GPU was asked for by name and none is usable; the message says why and what would help."""
+
+
+@dataclass(frozen=True)
+class GpuStatus:
+    """Whether kernels run on a GPU here, and if not, why. Versions that are not known are empty.
+
+    ``fix`` is the one command (or step) that would help, empty when nothing is missing or nothing can be done.
+    """
+
+    usable: bool
+    reason: str
+    fix: str = ""
+    device: str = ""
+    arch: str = ""  # "sm_90"
+    driver: str = ""  # the CUDA version that the driver supports, "13.0"
+    runtime: str = ""
+    nvrtc: str = ""
+    cupy: str = ""
+    shared_per_block: int = 0  # bytes, opted into
+    multiprocessors: int = 0
+
+    @property
+    def versions(self) -> str:
+        """Device and versions in one line, as far as they are known."""
+        parts = [("", f"{self.device} ({self.arch})" if self.device else "")]
+        parts += [("driver ", self.driver), ("runtime ", self.runtime), ("NVRTC ", self.nvrtc), ("CuPy ", self.cupy)]
+        return ", ".join(label + value for label, value in parts if value)
+
+    @property
+    def limits(self) -> Limits:
+        """What this GPU allows a launch."""
+        return Limits(shared_bytes=self.shared_per_block, arch=int(self.arch.removeprefix("sm_")))
+
+
+@dataclass(frozen=True)
+class Times:
+    """Milliseconds of each timed launch, measured by CUDA events after a warm-up."""
+
+    milliseconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """The median, in milliseconds."""
+        return statistics.median(self.milliseconds)
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What a launch gave: the arrays that were written, by name (the very arrays passed in), and the times if asked for."""
+
+    plan: Plan
+    outputs: dict[str, Any] = field(repr=False)
+    times: Times | None = None
+
+
+_status: GpuStatus | None = None
+_functions: dict[tuple[str, str, int], Any] = {}
+_broken = ""  # after an error that ends the process's CUDA context: which launch it was
+
+
+def status(refresh: bool = False) -> GpuStatus:
+    """Whether a kernel runs on a GPU here; never raises. The answer is kept: ask anew with ``refresh``."""
+    global _status
+    if _status is None or refresh:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                _status = _probe()
+        except Exception as error:  # whatever a half-installed CUDA does, a notebook goes on without it
+            _status = GpuStatus(False, f"The GPU cannot be used: {_line(error)}")
+    return _status
+
+
+def _probe() -> GpuStatus:
+    try:
+        cupy = import_module("cupy")
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] == "cupy":
+            return GpuStatus(False, "CuPy is not installed.", _INSTALL)
+        return GpuStatus(False, f"CuPy does not import: {_line(error)}", _INSTALL)
+    except Exception as error:  # CuPy raises ImportError, RuntimeError and more when its CUDA is not there
+        return GpuStatus(False, f"CuPy does not import: {_line(error)}", _INSTALL)
+    runtime = cupy.cuda.runtime
+    known: dict[str, Any] = {
+        "cupy": str(getattr(cupy, "__version__", "")),
+        "driver": _version(runtime.driverGetVersion),
+        "runtime": _version(runtime.runtimeGetVersion),
+        "nvrtc": _version(lambda: cupy.cuda.nvrtc.getVersion()),
+    }
+    try:
+        count = runtime.getDeviceCount()
+    except Exception as error:  # CUDARuntimeError: 35 no driver or an old one, 100 no device
+        code = getattr(error, "status", None)
+        if code == 35 and not known["driver"].strip("0."):
+            return GpuStatus(False, "There is no NVIDIA driver here.", _DRIVER, **known)
+        if code == 35:
+            reason = (
+                f"The NVIDIA driver supports CUDA {known['driver']}, older than this CuPy's CUDA {known['runtime']}."
+            )
+            return GpuStatus(False, reason, _INSTALL_12 if known["runtime"].startswith("13") else _DRIVER, **known)
+        return GpuStatus(
+            False, "There is no GPU here." if code == 100 else f"CUDA does not start: {_line(error)}", **known
+        )
+    if not count:
+        return GpuStatus(False, "There is no GPU here.", **known)
+    index = runtime.getDevice()
+    properties = runtime.getDeviceProperties(index)
+    name = properties["name"]
+    known |= {
+        "device": name.decode() if isinstance(name, bytes) else str(name),
+        "arch": f"sm_{properties['major']}{properties['minor']}",
+        "shared_per_block": int(properties.get("sharedMemPerBlockOptin") or properties["sharedMemPerBlock"]),
+        "multiprocessors": int(properties["multiProcessorCount"]),
+    }
+    try:
+        x = cupy.zeros(1, dtype=np.int32)
+        cupy.RawModule(code=_PROBE, options=OPTIONS).get_function("flashviz_probe")((1,), (1,), (x,))
+        right = int(x[0]) == 42
+    except Exception as error:
+        return _explain_probe(error, known)
+    if not right:
+        return GpuStatus(False, "A test kernel ran on the GPU and returned a wrong value.", **known)
+    return GpuStatus(True, f"{known['device']} runs CUDA kernels.", **known)
+
+
+def _explain_probe(error: Exception, known: dict[str, Any]) -> GpuStatus:
+    text = f"{type(error).__name__} {error}"
+    wheel = "13" if str(known["runtime"]).startswith("13") else "12"
+    install = _INSTALL if wheel == "13" else _INSTALL_12
+    if not known["nvrtc"] or "DynamicLibNotFound" in text or ("nvrtc" in text.lower() and "not found" in text.lower()):
+        fix = f'pip install "cupy-cuda{wheel}x[ctk]"'
+        return GpuStatus(False, "NVRTC, the CUDA compiler that CuPy calls, is not installed.", fix, **known)
+    unsupported = (
+        "gpu-architecture",
+        "NO_BINARY_FOR_GPU",
+        "NoKernelImage",
+        "UNSUPPORTED_PTX",
+        "InvalidPtx",
+        "INVALID_PTX",
+    )
+    if any(word in text for word in unsupported):
+        versions = GpuStatus(False, "", **known).versions
+        old = int(known["arch"].removeprefix("sm_")) < 75
+        reason = f"This NVRTC compiles nothing that {known['device']} runs: the GPU is too {'old' if old else 'new'} for it ({versions})."
+        return GpuStatus(False, reason, _INSTALL_12 if old else _INSTALL, **known)
+    return GpuStatus(False, f"A test kernel did not run: {_line(error)}", install, **known)
+
+
+def run(plan: Plan, *, poison: bool = False, repeat: int = 0, warm_up: int = 3) -> Launched:
+    """Launch ``plan`` on the current GPU and wait for it, so that its errors surface here.
+
+    NumPy arrays are copied to the GPU and outputs copied back into them; CuPy arrays are used where they are. An array that is
+    not contiguous reaches the kernel as a contiguous copy, and an output is copied back. With ``poison`` outputs are filled with
+    NaN (all bits set for integers) first. With ``repeat`` the kernel is launched that many times more and timed.
+
+    Raises GpuUnavailableError, or KernelError naming the kernel.
+    """
+    global _broken
+    if _broken:
+        raise KernelError(_broken)
+    found = status()
+    if not found.usable:
+        raise GpuUnavailableError(" ".join(filter(None, [found.reason, found.fix and f"To add it: {found.fix}"])))
+    cupy = import_module("cupy")
+    label = f"{plan.source.path.name}: {plan.instance}"
+    try:
+        function = _function(cupy, plan)
+    except Exception as error:
+        raise KernelError(f"{label} does not compile for {found.arch}.\n{_details(error)}") from error
+    try:
+        passed = {
+            name: cupy.ascontiguousarray(cupy.asarray(value)) if _is_array(value) else value
+            for name, value in plan.arguments.items()
+        }
+        for name in plan.outputs if poison else ():
+            if passed[name].dtype.kind == "f":
+                passed[name].fill(np.nan)
+            else:
+                passed[name].view(np.uint8).fill(255)
+        if plan.shared_bytes > STATIC_SHARED:
+            function.max_dynamic_shared_size_bytes = plan.shared_bytes
+        stream = cupy.cuda.get_current_stream()
+
+        def launch() -> None:
+            function(plan.grid, plan.block, tuple(passed.values()), shared_mem=plan.shared_bytes)
+
+        launch()
+        stream.synchronize()
+        times = _time(cupy, launch, repeat, warm_up) if repeat else None
+        for name in plan.outputs:
+            given = plan.arguments[name]
+            if isinstance(given, np.ndarray):
+                given[...] = cupy.asnumpy(passed[name])
+            elif passed[name] is not given:
+                given[...] = passed[name]
+        stream.synchronize()
+    except Exception as error:
+        message = (
+            f"{label}, grid {plan.grid}, block {plan.block}, {plan.shared_bytes:,} bytes of shared memory, failed on the GPU: "
+            f"{_line(error)}"
+        )
+        if any(word in str(error).lower() for word in _FATAL):
+            _broken = (
+                f"An earlier launch, of {label}, left the GPU unusable in this process: restart the notebook's kernel."
+            )
+            message += " Until the notebook's kernel is restarted, no further launch works in this process."
+        raise KernelError(message) from error
+    return Launched(plan, {name: plan.arguments[name] for name in plan.outputs}, times)
+
+
+def _function(cupy: Any, plan: Plan) -> Any:
+    key = (plan.source.assembled, plan.instance, int(cupy.cuda.runtime.getDevice()))
+    if key not in _functions:
+        module = cupy.RawModule(code=plan.source.assembled, options=OPTIONS, name_expressions=(plan.instance,))
+        _functions[key] = module.get_function(plan.instance)
+    return _functions[key]
+
+
+def _time(cupy: Any, launch: Any, repeat: int, warm_up: int) -> Times:
+    for _ in range(warm_up):
+        launch()
+    pairs = [(cupy.cuda.Event(), cupy.cuda.Event()) for _ in range(repeat)]
+    for start, end in pairs:
+        start.record()
+        launch()
+        end.record()
+    pairs[-1][1].synchronize()
+    return Times(tuple(float(cupy.cuda.get_elapsed_time(start, end)) for start, end in pairs))
+
+
+def _is_array(value: object) -> bool:
+    return hasattr(value, "shape") and not isinstance(value, np.generic)
+
+
+def _version(ask: Any) -> str:
+    """ "13.0" from 13000, or from (13, 0); empty when asking fails."""
+    try:
+        answer = ask()
+    except Exception:
+        return ""
+    if isinstance(answer, tuple):
+        return ".".join(map(str, answer))
+    return f"{int(answer) // 1000}.{int(answer) % 1000 // 10}"
+
+
+def _line(error: BaseException) -> str:
+    """The first line that says something of an error, with its type."""
+    text = next((line.strip() for line in str(error).splitlines() if line.strip(" =-*")), "")
+    return f"{type(error).__name__}: {text}".rstrip(": ").rstrip(".") + "."
+
+
+def _details(error: BaseException) -> str:
+    """The compiler's error lines, at most twelve."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return "\n".join(lines[:12])

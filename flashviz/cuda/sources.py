@@ -1,0 +1,240 @@
+"""Kernel source files: found by name, read for what they declare, assembled into the one text that is compiled.
+
+A kernel file is the only place that says how it is launched. `find` reads from it
+
+* the header block, comment lines `// @word ...`: kernel, paper, grid, block, arch, blocks, array, default, require, instance, shape;
+* the signature of its `__global__` function;
+* the shared-memory parts, lines `carve.tile<rows, columns>("name")` and `carve.vector<length>("name")`, in floats of 4 bytes;
+* the actions, lines `TRACE(name, tile);`, numbered in their order of appearance.
+
+The assembled text has every `#include "..."` replaced by the file, with `#line` directives: CuPy's cache of compiled kernels does not
+see a changed header, so a changed header must be a changed source. It holds no path of this machine.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from flashviz.cuda.expressions import evaluate
+from flashviz.cuda.signatures import Signature, parse_signature
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+_SINGLE = ("kernel", "paper", "grid", "block", "arch", "blocks")
+_MANY = ("array", "default", "require", "instance", "shape")
+_COMMENT = re.compile(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|//[^\n]*|/\*.*?\*/', re.S)
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"[^\n]*$', re.M)
+_TRACE = re.compile(r"^[ \t]*TRACE\(\s*(\w+)\s*,", re.M)
+_PART = re.compile(r'\bcarve\.(tile|vector)\s*<([^<>;]*)>\s*\(\s*"(\w+)"\s*\)')
+
+
+class SourceError(ValueError):
+    """A kernel file that is not there, or that does not say what it must; the message names file and line."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """The header block of a kernel file, as written. ``arrays`` maps an argument to the names of its dimensions."""
+
+    kernel: str
+    paper: str = ""
+    grid: tuple[str, ...] = ()
+    block: tuple[str, ...] = ("128",)
+    arch: int = 75
+    blocks: tuple[str, ...] = ()
+    arrays: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    defaults: Mapping[str, str] = field(default_factory=dict)
+    requires: tuple[str, ...] = ()
+    instances: tuple[Mapping[str, int], ...] = ()
+    shapes: tuple[Mapping[str, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class KernelSource:
+    """One kernel file. ``actions`` maps each name to its first and last line (from 1, inclusive) in ``text``.
+
+    ``trace_ids`` numbers the actions from 0 in their order of appearance; ``assembled`` is what is compiled.
+    """
+
+    name: str
+    path: Path
+    text: str
+    assembled: str
+    header: Header
+    signature: Signature
+    actions: Mapping[str, tuple[int, int]]
+    trace_ids: Mapping[str, int]
+    parts: Mapping[str, tuple[str, ...]]
+
+    def shared_parts(self, template: Mapping[str, int]) -> dict[str, int]:
+        """Bytes of each named part of the dynamic shared memory, in carving order, for these template values."""
+        sizes = {}
+        for name, extents in self.parts.items():
+            floats = 1
+            for extent in extents:
+                floats *= int(evaluate(extent, template))
+            sizes[name] = 4 * floats
+        return sizes
+
+    def shared_bytes(self, template: Mapping[str, int]) -> int:
+        """Bytes of dynamic shared memory that one block needs, for these template values."""
+        return sum(self.shared_parts(template).values())
+
+    def lines(self, action: str) -> str:
+        """Text of the lines that perform ``action``."""
+        first, last = self.actions[action]
+        return "\n".join(self.text.splitlines()[first - 1 : last])
+
+
+def folders() -> tuple[Path, ...]:
+    """Where kernel files are looked for, in order: in the package as a wheel ships it, then beside the package."""
+    return (_PACKAGE / "_kernels", _PACKAGE.parent / "kernels")
+
+
+def find(name: str | Path) -> KernelSource:
+    """The kernel file called ``name``: "flash_attention_2", with or without .cu, or a path to any .cu file.
+
+    Its includes are looked for beside it, then in the kernels' own folder, so a reader's copy needs no headers of its own.
+    Read anew at each call: an edited file is an edited kernel. Raises SourceError.
+    """
+    path = Path(name)
+    if path.suffix != ".cu":
+        path = path.with_name(path.name + ".cu")
+    if path.parent == Path():
+        candidates = [folder / path for folder in folders()]
+        path = next((c for c in candidates if c.is_file()), path)
+    if not path.is_file():
+        known = sorted({p.stem for folder in folders() for p in folder.glob("*.cu")})
+        raise SourceError(f"no kernel file {path.name}; there are {', '.join(known) or 'none'}.")
+    return parse(path.read_text(encoding="utf-8"), path)
+
+
+def parse(text: str, path: Path) -> KernelSource:
+    """The kernel in ``text``, as if read from ``path``. Raises SourceError."""
+    try:
+        header = parse_header(text)
+        code = blank_comments(text)
+        signature = parse_signature(code, header.kernel)
+    except ValueError as error:
+        raise SourceError(f"{path.name}: {error}") from None
+    body = assemble(text, path)
+    ids = {action: number for number, action in enumerate(dict.fromkeys(_TRACE.findall(blank_comments(body))))}
+    numbers = "".join(f"#define TRACE_ID_{action} {number}\n" for action, number in ids.items())
+    parts = {name: tuple(e.strip() for e in extents.split(",")) for _, extents, name in _PART.findall(code)}
+    assembled = f'{numbers}#line 1 "{path.name}"\n{body}'
+    return KernelSource(header.kernel, path, text, assembled, header, signature, action_lines(code), ids, parts)
+
+
+def blank_comments(text: str) -> str:
+    """``text`` with comments turned into blanks, every character elsewhere at its line and column."""
+
+    def blank(match: re.Match[str]) -> str:
+        return match[0] if match[0][0] in "\"'" else re.sub(r"[^\n]", " ", match[0])
+
+    return _COMMENT.sub(blank, text)
+
+
+def assemble(text: str, path: Path) -> str:
+    """``text`` with its quoted includes in place, once each. Raises SourceError for one that is not found."""
+    seen: set[str] = set()
+
+    def expand(text: str, path: Path, label: str) -> str:
+        def replace(match: re.Match[str]) -> str:
+            wanted, line = match[1], text.count("\n", 0, match.start()) + 1
+            places = [path.parent / wanted, *(folder / wanted for folder in folders())]
+            found = next((p for p in places if p.is_file()), None)
+            if found is None:
+                raise SourceError(
+                    f'{label}, line {line}: #include "{wanted}" is neither beside the file nor with the kernels.'
+                )
+            back = f'#line {line + 1} "{label}"'
+            if found.name in seen:
+                return back
+            seen.add(found.name)
+            inner = expand(found.read_text(encoding="utf-8"), found, found.name).rstrip("\n")
+            return f'#line 1 "{found.name}"\n{inner}\n{back}'
+
+        # Matches come from the text without comments (same offsets), so an include that is commented out stays out.
+        pieces, end = [], 0
+        for match in _INCLUDE.finditer(blank_comments(text)):
+            pieces += [text[end : match.start()], replace(match)]
+            end = match.end()
+        return "".join([*pieces, text[end:]]).replace("#pragma once", "")
+
+    return expand(text, path, path.name)
+
+
+def action_lines(code: str) -> dict[str, tuple[int, int]]:
+    """First and last line of each action: from its TRACE to the next, less what opens or closes a block around the two."""
+    lines = code.splitlines()
+    starts = [(n, found[1]) for n, line in enumerate(lines, 1) if (found := _TRACE.match(line))]
+    actions: dict[str, tuple[int, int]] = {}
+    for (first, name), end in zip(starts, [n for n, _ in starts[1:]] + [len(lines) + 1], strict=True):
+        depth, last = 0, first
+        for n in range(first, end):
+            line = lines[n - 1]
+            depth += line.count("{") - line.count("}")
+            if depth < 0:
+                break
+            if depth == 0 and line.strip():
+                last = n
+        actions.setdefault(name, (first, last))
+    return actions
+
+
+def parse_header(text: str) -> Header:
+    """The header block of a kernel file. Raises ValueError naming the line."""
+    single: dict[str, str] = {}
+    many: dict[str, list[str]] = {word: [] for word in _MANY}
+    for number, line in enumerate(text.splitlines(), 1):
+        found = re.match(r"\s*//\s*@(\w+)\s*(.*?)\s*$", line)
+        if not found:
+            continue
+        word, value = found.groups()
+        if word in many:
+            many[word].append(value)
+        elif word in _SINGLE and word not in single:
+            single[word] = value
+        else:
+            reason = "stands twice" if word in single else f"is none of {', '.join(_SINGLE + _MANY)}"
+            raise ValueError(f"line {number}: @{word} {reason}")
+    if "kernel" not in single:
+        raise ValueError("no line `// @kernel NAME` says which function is launched")
+    arrays = {}
+    for value in many["array"]:
+        found = re.fullmatch(r"(\w+)\s*\[([\w\s,]+)\]", value)
+        if not found:
+            raise ValueError(f"@array {value}: expected a name and its dimensions, like `Q [B, H, N, D]`")
+        arrays[found[1]] = _split(found[2])
+    defaults = {}
+    for value in many["default"]:
+        name, _, expression = value.partition("=")
+        defaults[name.strip()] = expression.strip()
+    return Header(
+        kernel=single["kernel"],
+        paper=single.get("paper", ""),
+        grid=_split(single.get("grid", "")),
+        block=_split(single.get("block", "128")),
+        arch=int(single.get("arch", "75")),
+        blocks=_split(single.get("blocks", "")),
+        arrays=arrays,
+        defaults=defaults,
+        requires=tuple(many["require"]),
+        instances=tuple(_assignments(value) for value in many["instance"]),
+        shapes=tuple(_assignments(value) for value in many["shape"]),
+    )
+
+
+def _split(text: str) -> tuple[str, ...]:
+    """Split at commas outside parentheses."""
+    return tuple(part.strip() for part in re.split(r",(?![^()]*\))", text) if part.strip())
+
+
+def _assignments(text: str) -> dict[str, int]:
+    """``Br=32 Bc=32`` as a dict."""
+    try:
+        return {name: int(value) for name, value in (piece.split("=") for piece in text.split())}
+    except ValueError:
+        raise ValueError(f"`{text}`: expected NAME=NUMBER, separated by blanks") from None

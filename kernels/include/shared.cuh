@@ -1,0 +1,39 @@
+// shared.cuh: the block's shared memory, carved into named tiles and vectors of float.
+//
+// A static `__shared__` array ends at 48 KB. A block may have more (up to 227 KB on an H100) only as the one *dynamic* array whose
+// size the launch gives, so a kernel carves its tiles from that array one after the other:
+//
+//     SharedCarver carve;
+//     const auto Qi = carve.tile<Br, D>("Qi");      // use it as Qi[row][column]
+//     const auto mi = carve.vector<Br>("mi");       // use it as mi[row]
+//
+// These lines are the only place that says how much shared memory a kernel needs: the launcher reads names and sizes from them,
+// so each part stands on a line of its own and its sizes use only template parameters and whole numbers.
+// Nothing is initialised: shared memory starts with whatever the last block left there.
+#pragma once
+
+extern __shared__ float dynamic_shared[];
+
+template <int Cols>
+struct SharedTile {
+    float* first;
+    __device__ float* operator[](int row) const { return first + row * Cols; }
+};
+
+struct SharedCarver {
+    int used = 0;  // floats handed out so far
+
+    template <int Rows, int Cols>
+    __device__ SharedTile<Cols> tile(const char* /* name */) {
+        float* first = dynamic_shared + used;
+        used += Rows * Cols;
+        return {first};
+    }
+
+    template <int Length>
+    __device__ float* vector(const char* /* name */) {
+        float* first = dynamic_shared + used;
+        used += Length;
+        return first;
+    }
+};
