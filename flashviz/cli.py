@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flashviz import __version__
+
 if TYPE_CHECKING:
     from flashviz.lab import Copied
 
@@ -46,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = build_parser()
     arguments = parser.parse_args(argv)
     if arguments.version:
-        print(f"flashviz {_version()}")
+        print(f"flashviz {__version__}")
         return 0
     if arguments.command is None:
         parser.print_help()
@@ -112,15 +114,6 @@ def _report_copies(copied: list[Copied], folder: Path) -> list[str]:
                 f"kept your {one.name}; the new version is beside it: {one.written.relative_to(folder).as_posix()}"
             )
     return lines
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("flashviz")
-    except PackageNotFoundError:
-        return "(not installed)"
 
 
 def _fail(message: str) -> int:

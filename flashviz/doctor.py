@@ -18,6 +18,7 @@ import platform
 import shlex
 import shutil
 import sys
+import types
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
@@ -312,3 +313,12 @@ CHECKS: tuple[Check, ...] = (
     Check("gpu", "launching the CUDA kernels", _gpu, needed=False, after=("numpy", "kernels")),
     Check("compiler", "the CUDA kernels on the processor, in a later version", _compiler, needed=False),
 )
+
+
+class _Callable(types.ModuleType):
+    def __call__(self, checks: Iterable[Check] | None = None) -> Report:
+        return doctor(checks)
+
+
+# Importing this module binds flashviz.doctor to it, where a reader expects the function of that name.
+sys.modules[__name__].__class__ = _Callable
