@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -101,11 +102,12 @@ class Recorder:
     ) -> None:
         self.algorithm = algorithm
         self.params: dict[str, Param] = dict(params or {})
-        self._keep = keep if isinstance(keep, bool) else {k if isinstance(k, int) else Block(*k) for k in keep}
+        self._keep = _kept(keep)
         self._keep_values = keep_values
         self._slots: dict[str, Slot] = {}
         self._memory: dict[Key, np.ndarray] = {}
         self._levels: dict[Key, int] = {}
+        self._pending: dict[str, list[tuple[Key, np.ndarray, int]]] = {}
         self._events: list[Event] = []
         self._steps: list[_OpenStep] = []
         self._stack: list[_OpenStep] = []
@@ -156,7 +158,7 @@ class Recorder:
         """
         if tile < 1:
             raise ValueError(f"tile={tile} for {name}: a tile has at least one row")
-        array = None if data is None else np.asarray(data, dtype=dtype)
+        array = None if data is None else np.array(data, dtype=dtype)
         full = tuple(array.shape) if array is not None else shape
         if not full:
             raise ValueError(f"{name}: give data or a shape with at least one axis, got {full}")
@@ -165,6 +167,8 @@ class Recorder:
             raise RuntimeError(f"{name}: declare tensors before the first launch")
         tiles = []
         for n, row in enumerate(range(0, full[0], tile)):
+            if f"{name}{n}{suffix}" in self._slots:
+                raise ValueError(f"tensor {name!r}: slot {name + str(n) + suffix!r} is declared already")
             part = (min(tile, full[0] - row), *full[1:])
             made = self._declare(
                 Slot(f"{name}{n}{suffix}", "hbm", "grid", part, np.dtype(dtype).name, name, (n,), head, f"{name}{n}")
@@ -196,6 +200,7 @@ class Recorder:
         if self._stack:
             raise RuntimeError(f"launch of {kernel} inside step {self._stack[0].label!r}: close the step first")
         self._launch += 1
+        self._enter(Block(), False)
         if self._keep is not False:
             self._events.append(Launch(self._launch, kernel, _triple(grid), _triple(threads)))
             self._steps[-1].end = len(self._events)
@@ -210,16 +215,23 @@ class Recorder:
             raise RuntimeError("a block begins inside a launch: call r.launch(kernel, grid, threads) first")
         if self._stack:
             raise RuntimeError(f"a block begins inside step {self._stack[0].label!r}: close the step first")
-        self._block = Block(batch, head, tile)
-        self._in_block = True
-        if self._keep is False:
-            self._memory = {k: v for k, v in self._memory.items() if isinstance(k, str)}
-            self._levels.clear()
+        self._enter(Block(batch, head, tile), True)
         again = any(s.block is not None for s in self._steps)
         text = "visualize another block" if again else "visualize a single block"
         with self.step(f"visualize {self.block_name}", text):
             self._emit(Begin(self._launch, self._block))
         return nullcontext(self._block)
+
+    def _enter(self, block: Block, inside: bool) -> None:
+        self._block, self._in_block = block, inside
+        self._memory = {k: v for k, v in self._memory.items() if isinstance(k, str)}
+        self._levels = {k: v for k, v in self._levels.items() if isinstance(k, str)}
+        self._pending.clear()
+
+    @property
+    def in_block(self) -> bool:
+        """Whether a block of the last launch has begun."""
+        return self._in_block
 
     @property
     def block_name(self) -> str:
@@ -323,23 +335,31 @@ class Recorder:
         if len(sources) != len(targets):
             raise ValueError(f"move of {len(sources)} slots into {len(targets)}: the lists must be equally long")
         several = not isinstance(src, (Slot, str))
+        if not sources:
+            raise ValueError("move of no slots: name at least one")
         given = list(values) if several and values is not None else [values] * len(sources)
         listed: list[Any] = list(reads) if several and reads is not None else [reads] * len(sources)
+        for what, those in (("values", given), ("reads", listed)):
+            if len(those) != len(sources):
+                raise ValueError(f"move of {len(sources)} slots with {what} for {len(those)}: one for each is needed")
         parts, arrays = [], []
         for a, b, value, read in zip(sources, targets, given, listed, strict=True):
             s, d = self._slot(a), self._slot(b)
-            array = np.array(self.read(s) if value is None else value, dtype=d.dtype)
-            if array.ndim != len(d.shape) or any(x > y for x, y in zip(array.shape, d.shape, strict=True)):
-                raise ValueError(f"move {s.name} ({shape_text(array.shape)}) into {d.name} ({shape_text(d.shape)})")
+            array = _fit(f"move of {s.name} into", d, self.read(s) if value is None else value)
             of = (s.name,) if read is None else tuple(self._slot(x).name for x in read)
             parts.append(Part(s.name, d.name, array.shape, array.dtype.name, of, self._values(array)))
-            arrays.append((d, array))
+            arrays.append((self._key(d), array, self._levels.get(self._key(s), 1)))
         self._emit(
             Move(tuple(parts), self._launch, self._block, self._number(parts), group is not None, stage, group or "")
         )
-        for (d, array), part in zip(arrays, parts, strict=True):
-            self._memory[self._key(d)] = array
-            self._levels[self._key(d)] = self._levels.get(self._key(self._slot(part.src)), 1)
+        if group is None:
+            self._land(arrays)
+        else:
+            self._pending.setdefault(group, []).extend(arrays)
+
+    def _land(self, arrays: list[tuple[Key, np.ndarray, int]]) -> None:
+        for key, array, level in arrays:
+            self._memory[key], self._levels[key] = array, level
 
     def _number(self, parts: list[Part]) -> int:
         top = self._stack[0] if self._stack else None
@@ -370,9 +390,9 @@ class Recorder:
             cells: the elements are made one by one.
         """
         s = self._slot(slot)
-        array = np.array(values, dtype=s.dtype)
-        if array.ndim != len(s.shape) or any(x > y for x, y in zip(array.shape, s.shape, strict=True)):
-            raise ValueError(f"change of {s.name} ({shape_text(s.shape)}) to values of shape {shape_text(array.shape)}")
+        if role not in ("init", "compute", "rescale"):
+            raise ValueError(f"change of {s.name}: role {role!r} is none of init, compute, rescale")
+        array = _fit("change of", s, values)
         key = self._key(s)
         level = 0 if role == "init" else self._levels.get(key, 0) + (role == "compute")
         names = tuple(self._slot(x).name for x in reads)
@@ -384,8 +404,12 @@ class Recorder:
     def init(self, slot: SlotLike, values: Any, rows: int | None = None) -> None:
         """Set a slot, or its first ``rows`` rows, to a first value. It is drawn empty until it is updated."""
         s = self._slot(slot)
-        shape = s.shape if rows is None else (rows, *s.shape[1:])
-        self.change(s, np.broadcast_to(np.asarray(values), shape), role="init")
+        shape, first = s.shape if rows is None else (rows, *s.shape[1:]), np.asarray(values)
+        try:
+            full = np.broadcast_to(first, shape)
+        except ValueError:
+            raise ValueError(f"init of {s.name}: {shape_text(first.shape)} does not fill {shape_text(shape)}") from None
+        self.change(s, full, role="init")
 
     def stale(self, *slots: SlotLike) -> None:
         """Say that what these slots hold was computed from a tile that is being replaced. Level 0 stays as it is."""
@@ -405,6 +429,7 @@ class Recorder:
     def wait(self, group: str) -> None:
         """The block waits until the asynchronous moves of ``group`` have landed."""
         self._emit(Barrier("wait", self._launch, self._block, group=group))
+        self._land(self._pending.pop(group, []))
 
     def recording(self, code: Sequence[Source] = (), *, source: str = "program", device: str = "numpy") -> Recording:
         """What was performed so far."""
@@ -443,6 +468,8 @@ class Recorder:
         return Values.of(array) if self._keep is not False and array.size <= self._keep_values else None
 
     def _find(self, slot: Slot, message: str) -> None:
+        if not self.recording_now:
+            return
         step = max(len(self._steps) - 1, 0)
         self._findings.append(Finding("read-empty", slot.name, self._launch, self._block, step, message))
 
@@ -458,6 +485,27 @@ class Recorder:
 
 def _list(slots: SlotLike | Sequence[SlotLike]) -> list[SlotLike]:
     return [slots] if isinstance(slots, (Slot, str)) else list(slots)
+
+
+def _kept(keep: bool | Iterable[int | tuple[int, int, int]]) -> bool | set[int | Block]:
+    if isinstance(keep, bool):
+        return keep
+    try:
+        blocks = [Block(*map(index, k)) if isinstance(k, Iterable) else index(k) for k in keep]
+    except TypeError:
+        raise TypeError(
+            f"blocks to keep: {keep!r}; give True, False, or a list of tile numbers or (batch, head, tile) triples"
+        ) from None
+    return set(blocks)
+
+
+def _fit(what: str, slot: Slot, values: Any) -> np.ndarray:
+    """``values`` in the slot's dtype, at most of its shape."""
+    with np.errstate(invalid="ignore"):  # NaN of an empty slot, into integers
+        array = np.array(values, dtype=slot.dtype)
+    if array.ndim != len(slot.shape) or any(x > y for x, y in zip(array.shape, slot.shape, strict=True)):
+        raise ValueError(f"{what} {slot.name}: {shape_text(array.shape)} does not fit in {shape_text(slot.shape)}")
+    return array
 
 
 def _triple(sizes: Sequence[int]) -> tuple[int, int, int]:

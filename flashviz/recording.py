@@ -53,11 +53,11 @@ class _History:
 
     def __init__(self) -> None:
         self.events: list[int] = []
-        self.contents: list[Content] = []
+        self.contents: list[Content | None] = []
         self.origin = 0
         self.starts: list[int] = []
 
-    def add(self, event: int, content: Content) -> None:
+    def add(self, event: int, content: Content | None) -> None:
         if not self.events:
             self.origin = event // _STRIDE
         while len(self.starts) <= event // _STRIDE - self.origin:
@@ -206,17 +206,25 @@ class Recording:
 
 def _replay(recording: Recording) -> dict[Key, _History]:
     histories: dict[Key, _History] = {}
-    pending: dict[tuple[int, Block, str], list[tuple[Move, Part]]] = {}
+    pending: dict[tuple[int, Block, str], list[tuple[Move, Part, Content | None]]] = {}
+    begun: set[tuple[int, Block]] = set()
 
-    def put(key: Key, event: int, content: Content) -> None:
+    def put(key: Key, event: int, content: Content | None) -> None:
         histories.setdefault(key, _History()).add(event, content)
 
     def current(key: Key) -> Content | None:
         history = histories.get(key)
         return history.contents[-1] if history and history.contents else None
 
-    def land(n: int, move: Move, part: Part) -> None:
-        source = current(recording.key(part.src, move.launch, move.block))
+    def begin(n: int, launch: int, block: Block) -> None:
+        if (launch, block) in begun:
+            for which in [k for k in pending if k[:2] == (launch, block)]:
+                del pending[which]
+            for key in [k for k in histories if k[:2] == (launch, block) and current(k) is not None]:
+                put(key, n, None)
+        begun.add((launch, block))
+
+    def land(n: int, move: Move, part: Part, source: Content | None) -> None:
         key = recording.key(part.dst, move.launch, move.block)
         old = current(key)
         slot = recording.slot(part.dst)
@@ -227,11 +235,13 @@ def _replay(recording: Recording) -> dict[Key, _History]:
 
     for n, event in enumerate(recording.events):
         if isinstance(event, Move):
-            for part in event.parts:
+            # What is copied is what the sources hold when the move is issued, whatever becomes of them until it lands.
+            held = [current(recording.key(part.src, event.launch, event.block)) for part in event.parts]
+            for part, source in zip(event.parts, held, strict=True):
                 if event.asynchronous:
-                    pending.setdefault((event.launch, event.block, event.group), []).append((event, part))
+                    pending.setdefault((event.launch, event.block, event.group), []).append((event, part, source))
                 else:
-                    land(n, event, part)
+                    land(n, event, part, source)
         elif isinstance(event, Change):
             key = recording.key(event.slot, event.launch, event.block)
             old, slot = current(key), recording.slot(event.slot)
@@ -242,8 +252,10 @@ def _replay(recording: Recording) -> dict[Key, _History]:
                 label = old.label if old else slot.label
                 put(key, n, Content(n, label, slot.tensor, event.level, False, event.shape, event.values))
         elif isinstance(event, Barrier) and event.kind == "wait":
-            for move, part in pending.pop((event.launch, event.block, event.group), ()):
-                land(n, move, part)
+            for move, part, source in pending.pop((event.launch, event.block, event.group), ()):
+                land(n, move, part, source)
+        elif isinstance(event, Begin):
+            begin(n, event.launch, event.block)
     return histories
 
 

@@ -77,7 +77,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """The numbers of a small tile, immutable and comparable.
+    """The numbers of a small tile, immutable and comparable; ``data`` is in row-major order, low byte first.
 
     >>> Values.of(np.array([[1, 2]], dtype="float32")).array
     array([[1., 2.]], dtype=float32)
@@ -95,12 +95,12 @@ class Values:
     @classmethod
     def of(cls, array: np.ndarray) -> Values:
         """Copy an array's numbers."""
-        return cls(array.dtype.name, tuple(array.shape), array.tobytes())
+        return cls(array.dtype.name, tuple(array.shape), array.astype(array.dtype.newbyteorder("<")).tobytes())
 
     @property
     def array(self) -> np.ndarray:
         """The numbers as a read-only array (no copy)."""
-        return np.frombuffer(self.data, self.dtype).reshape(self.shape)
+        return np.frombuffer(self.data, np.dtype(self.dtype).newbyteorder("<")).reshape(self.shape)
 
 
 def shape_text(shape: tuple[int, ...]) -> str:

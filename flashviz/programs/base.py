@@ -59,6 +59,8 @@ def action(text: str, part: str = "") -> Callable[[Method], Method]:
 
         @functools.wraps(method)
         def perform(self: Program, *args: int, **kwargs: int) -> None:
+            if not self.r.in_block:
+                raise RuntimeError(f"{method.__name__} before a block has begun: call begin(i) first")
             tiles = {"i": self.i, **dict(zip(names, args, strict=False)), **kwargs}
             loop = tiles.get(self.loop[1])
             block = self.r.block_name

@@ -15,6 +15,7 @@ from flashviz.programs.attention import Attention
 from flashviz.programs.base import Program, Run, action
 from flashviz.programs.device import choose_device, kernel_source
 from flashviz.recorder import Recorder, Tensor
+from flashviz.slots import Slot
 from flashviz.tiles import causal_mask, normalise, softmax_step
 
 KERNEL = "flash_attention_2"
@@ -95,14 +96,18 @@ class FlashAttention2(Program):
                 f"block i={i}, head={head}, batch={batch}: i runs to {self.Tr - 1}, heads are {self.heads}"
             )
         self.i, self.head, self.kv = i, (batch, head), (batch, self.a.kv_head(head))
+        self.rows = min(self.a.Br, self.a.Nq - i * self.a.Br)
         self.r.block(i, head, batch)
+
+    def rows_of(self, slot: Slot) -> np.ndarray:
+        """What a slot holds for the rows of this block: fewer than Br in the last one."""
+        return self.r.read(slot)[: self.rows]
 
     @action("load Qi")
     def load_q(self) -> None:
         """Qi arrives and stays; the three carries start at O = 0, m = -inf, l = 0."""
         r = self.r
         r.move(self.Q[self.head][self.i], self.Qi)
-        self.rows = len(r.read(self.Qi))
         r.init(self.Oi, 0.0, rows=self.rows)
         r.init(self.mi, -np.inf, rows=self.rows)
         r.init(self.li, 0.0, rows=self.rows)
@@ -125,8 +130,9 @@ class FlashAttention2(Program):
     def scores(self, j: int) -> None:
         """Sij = scale · Qi Kjᵀ, with -inf where a query does not see a key."""
         r, a = self.r, self.a
-        s = a.scale * (r.read(self.Qi) @ r.read(self.Kj).T)
         row0, col0 = self.i * a.Br, j * a.Bc
+        keys = slice(a.Nk - col0)  # fewer than Bc in the last tile
+        s = a.scale * (self.rows_of(self.Qi) @ r.read(self.Kj)[keys].T)
         if a.causal:
             s = causal_mask(s, row0 + a.Nk - a.Nq, col0)
         if a.mask is not None:
@@ -139,9 +145,11 @@ class FlashAttention2(Program):
     def softmax(self, j: int) -> None:
         """The new maximum and denominator; Sij becomes probabilities, and Oi is scaled to the new maximum."""
         r = self.r
-        m, l, p, correction = softmax_step(r.read(self.mi), r.read(self.li), r.read(self.Sij))
+        m, l, p, correction = softmax_step(self.rows_of(self.mi), self.rows_of(self.li), self.rows_of(self.Sij))
         r.change(self.Sij, p, reads=(self.Sij, self.mi), role="rescale")
-        r.change(self.Oi, r.read(self.Oi) * correction[:, None], reads=(self.Oi, self.mi, self.Sij), role="rescale")
+        r.change(
+            self.Oi, self.rows_of(self.Oi) * correction[:, None], reads=(self.Oi, self.mi, self.Sij), role="rescale"
+        )
         r.change(self.li, l, reads=(self.li, self.mi, self.Sij))
         r.change(self.mi, m, reads=(self.mi, self.Sij))
         r.barrier("block", "probabilities and the scaled Oi are written before all threads use them")
@@ -150,14 +158,16 @@ class FlashAttention2(Program):
     def accumulate(self, j: int) -> None:
         """Oi = Oi + Pij Vj, unnormalised."""
         r = self.r
-        r.change(self.Oi, r.read(self.Oi) + r.read(self.Sij) @ r.read(self.Vj), reads=(self.Oi, self.Sij, self.Vj))
+        keys = slice(self.a.Nk - j * self.a.Bc)  # fewer than Bc in the last tile
+        added = self.rows_of(self.Sij)[:, keys] @ r.read(self.Vj)[keys]
+        r.change(self.Oi, self.rows_of(self.Oi) + added, reads=(self.Oi, self.Sij, self.Vj))
         r.barrier("block", "Sij and Vj have been read by every thread before the next tile overwrites them")
 
     @action("write Oi, Li")
     def store_o(self) -> None:
         """The one division, and the only writes to HBM: O = Oi / li and L = mi + ln li."""
         r, i = self.r, self.i
-        O, L = normalise(r.read(self.Oi), r.read(self.mi), r.read(self.li))
+        O, L = normalise(self.rows_of(self.Oi), self.rows_of(self.mi), self.rows_of(self.li))
         r.move(
             [self.Oi, self.li],
             [self.O[self.head][i], self.L[self.head][i]],
