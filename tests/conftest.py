@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import never_executed
 import pytest
+
+import never_executed
 
 NO_BROWSER = pytest.StashKey[int]()
 

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 import yaml
-from lowest import lowest
 from packaging.requirements import Requirement
 from packaging.version import Version
+
+from lowest import lowest
 
 if sys.version_info >= (3, 11):
     import tomllib

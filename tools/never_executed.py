@@ -13,6 +13,6 @@ def never_executed(item: Any) -> bool:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
+def pytest_runtest_call(item: pytest.Item) -> None:
     if never_executed(item):
         pytest.fail("this cell was never executed: run `make notebooks` and commit the outputs", pytrace=False)
