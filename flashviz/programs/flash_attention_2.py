@@ -75,18 +75,20 @@ class FlashAttention2(Program):
         self.Kj, self.Vj = r.slot("Kj", (a.Bc, a.d), tensor="K"), r.slot("Vj", (a.Bc, a.d), tensor="V")
         self.Sij = r.slot("Sij", (a.Br, a.Bc), tensor="S")
         self.mi, self.li = r.slot("mi", (a.Br,), tensor="m"), r.slot("li", (a.Br,), tensor="l")
-        several = len(a.heads) > 1
-        self.Q: dict[tuple[int, int], Tensor] = {}
+
+        def suffix(head: tuple[int, ...]) -> str:
+            return f"[{head[0]},{head[1]}]" if len(a.heads) > 1 else ""
+
+        self.Q: dict[tuple[int, ...], Tensor] = {}
         self.K, self.V, self.O, self.L = dict(self.Q), dict(self.Q), dict(self.Q), dict(self.Q)
-        for b, h in a.heads:
-            head, end = (b, h), f"[{b},{h}]" if several else ""
-            self.Q[head] = r.tensor("Q", a.Q[head], tile=a.Br, head=head, suffix=end)
-            self.O[head] = r.tensor("O", shape=(a.Nq, a.d), tile=a.Br, head=head, suffix=end)
-            self.L[head] = r.tensor("L", shape=(a.Nq,), tile=a.Br, head=head, suffix=end)
-        for b, h in np.ndindex(a.K.shape[:2]):
-            head, end = (b, h), f"[{b},{h}]" if several else ""
-            self.K[head] = r.tensor("K", a.K[head], tile=a.Bc, head=head, suffix=end)
-            self.V[head] = r.tensor("V", a.V[head], tile=a.Bc, head=head, suffix=end)
+        for head in a.heads:
+            self.Q[head] = r.tensor("Q", a.Q[head], tile=a.Br, head=head, suffix=suffix(head))
+        for head in np.ndindex(a.K.shape[:2]):
+            self.K[head] = r.tensor("K", a.K[head], tile=a.Bc, head=head, suffix=suffix(head))
+            self.V[head] = r.tensor("V", a.V[head], tile=a.Bc, head=head, suffix=suffix(head))
+        for head in a.heads:
+            self.O[head] = r.tensor("O", shape=(a.Nq, a.d), tile=a.Br, head=head, suffix=suffix(head))
+            self.L[head] = r.tensor("L", shape=(a.Nq,), tile=a.Br, head=head, suffix=suffix(head))
         r.launch("flash_attention_2", (a.Tr, a.Q.shape[1], a.Q.shape[0]), (THREADS, 1, 1))
 
     def begin(self, i: int, head: int = 0, batch: int = 0) -> None:

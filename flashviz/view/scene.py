@@ -236,21 +236,21 @@ class _Painter:
                     start, end = n / count, (n + 1) / count
                     n += 1
                     grow = window(self.t, start, end)
-                    at = {"x": x + c * w, "y": top - (r + 1) * h, "w": w, "h": h}
+                    at: dict[str, Any] = {"x": x + c * w, "y": top - (r + 1) * h, "w": w, "h": h}
                     cell = Rect(f"{name}.{r}.{c}", start=start, end=end, under=under, **at, fill=fill, grow=grow)
                     self.shapes.append(cell)
         else:
-            whole = {"x": x, "y": top - real_rows * h, "w": real_columns * w, "h": real_rows * h}
+            whole: dict[str, Any] = {"x": x, "y": top - real_rows * h, "w": real_columns * w, "h": real_rows * h}
             grow = window(self.t, layer.start, layer.end) if layer.fills else 1.0
-            window_ = {"start": layer.start, "end": layer.end} if layer.fills else {}
+            window_: dict[str, Any] = {"start": layer.start, "end": layer.end} if layer.fills else {}
             self.shapes.append(Rect(f"{name}.fill", under=under, **whole, **window_, fill=fill, grow=grow))
         if real_columns < columns:
-            rest = {"x": x + real_columns * w, "y": y, "w": (columns - real_columns) * w, "h": box.h}
+            rest: dict[str, Any] = {"x": x + real_columns * w, "y": y, "w": (columns - real_columns) * w, "h": box.h}
             self.shapes.append(Rect(f"{name}.masked", under=under, **rest, fill=GROUND, hatched=True))
         if real_rows < rows:
             rest = {"x": x, "y": y, "w": real_columns * w, "h": (rows - real_rows) * h}
             self.shapes.append(Rect(f"{name}.past", under=under, **rest, fill=GROUND, hatched=True))
-        edges = {"x": x, "y": y, "w": box.w, "h": box.h}
+        edges: dict[str, Any] = {"x": x, "y": y, "w": box.w, "h": box.h}
         self.shapes.append(Rect(f"{name}.edge", under=under, **edges, stroke=hue.outline, lines=(rows, columns)))
 
     def ring(self, slot: Slot) -> None:
