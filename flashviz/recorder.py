@@ -113,7 +113,7 @@ class Recorder:
         self._stack: list[_OpenStep] = []
         self._findings: list[Finding] = []
         self._launch, self._block = -1, Block()
-        self._in_block = False
+        self._in_block = self._begun = False
         self._transfer = 0
         self._several = [False, False]
         if self._keep is not False:
@@ -223,7 +223,7 @@ class Recorder:
         return nullcontext(self._block)
 
     def _enter(self, block: Block, inside: bool) -> None:
-        self._block, self._in_block = block, inside
+        self._block, self._in_block, self._begun = block, inside, self._begun or inside
         self._memory = {k: v for k, v in self._memory.items() if isinstance(k, str)}
         self._levels = {k: v for k, v in self._levels.items() if isinstance(k, str)}
         self._pending.clear()
@@ -437,6 +437,8 @@ class Recorder:
             raise ValueError("this recorder keeps nothing (keep=False)")
         if self._stack:
             raise RuntimeError(f"step {self._stack[0].label!r} is still open")
+        if self._begun and not any(isinstance(e, Begin) for e in self._events):
+            raise ValueError(f"blocks to keep: {self._keep}: none of them began; the last that did is {self._block}")
         steps = tuple(s.close() for s in self._steps)
         return Recording(
             self.algorithm,

@@ -175,13 +175,14 @@ class Recording:
         return self.content_before(self.key(slot, at.launch, where), at.end)
 
     def values(self, step: int, slot: str, block: Block | tuple[int, int, int] | None = None) -> np.ndarray:
-        """The numbers in a slot at the end of a step: its real shape, NaN everywhere while it is empty.
+        """The numbers in a slot at the end of a step: its real shape, NaN everywhere while nothing was written.
 
         Raises:
             ValueError: the tile was too large for its numbers to travel along.
         """
         content = self.content(step, slot, block)
-        if content is None:
+        output = content is not None and content.level == 0 and self.events[content.event].launch < 0
+        if content is None or (output and content.values is None):  # an output starts empty, in HBM
             return np.full(self.slot(slot).shape, np.nan, dtype="float32")
         if content.values is None:
             raise ValueError(

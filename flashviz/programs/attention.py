@@ -93,8 +93,8 @@ class Attention:
             )
         if scale is None:
             scale = 1 / math.sqrt(q.shape[-1])
-        if not math.isfinite(scale):
-            raise ValueError(f"scale={scale}: it must be a finite number")
+        if not isinstance(scale, (int, float, np.number)) or not math.isfinite(scale):
+            raise ValueError(f"scale={scale!r}: it must be a finite number")
         seen = None
         if mask is not None:
             seen = np.asarray(mask)

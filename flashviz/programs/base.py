@@ -45,6 +45,11 @@ class Run:
         return f"Run(O {self.O.shape}, L {self.L.shape}, device={self.device!r}, {steps})"
 
 
+def quiet() -> np.errstate:
+    """Inf and NaN of an algorithm with a fault show in its recording: NumPy need not warn as well."""
+    return np.errstate(invalid="ignore", over="ignore")
+
+
 def action(text: str, part: str = "") -> Callable[[Method], Method]:
     """Mark a method as an action: performing it is one step, or one part of a composite step.
 
@@ -68,12 +73,13 @@ def action(text: str, part: str = "") -> Callable[[Method], Method]:
             caption = text if loop is None else f"[{self.loop[0]}: {loop}] {text}"
             name = method.__name__
             if not part:
-                with self.r.step(label, caption, action=name, tiles=tiles):
+                with self.r.step(label, caption, action=name, tiles=tiles), quiet():
                     method(self, *args, **kwargs)
                 return
             with (
                 self.r.step(label, caption, join=True, tiles=tiles),
                 self.r.step(part, caption, action=name, tiles=tiles),
+                quiet(),
             ):
                 method(self, *args, **kwargs)
 
