@@ -32,6 +32,7 @@ _WHERE = {
     "traffic": "checks.traffic",
     "load": "files",
     "save": "view.export",
+    "page": "view.page",
     "scene": "view.scene",
     "storyboard": "view.storyboard",
     "frame": "view.storyboard",
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from flashviz.slots import Slot as Slot
     from flashviz.slots import Values as Values
     from flashviz.view.export import save as save
+    from flashviz.view.page import page as page
     from flashviz.view.scene import scene as scene
     from flashviz.view.storyboard import frame as frame
     from flashviz.view.storyboard import storyboard as storyboard

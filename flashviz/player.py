@@ -1,0 +1,271 @@
+"""The player: the picture with a slider, a step list and the code beside it, as ipywidgets.
+
+Requirements: the only module that imports ipywidgets, and nothing in it that 7.7 or 8.1 lacks; frames are strings from
+a cache that is filled ahead; tweens run in the browser as CSS, never frame by frame from the kernel; showing the same
+object twice shows the same state; where there are no widgets, it displays the storyboard as a PNG.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+import ipywidgets as widgets
+
+from flashviz.checks.traffic import running
+from flashviz.events import Source
+from flashviz.recording import Recording, as_recording
+from flashviz.view import panel
+from flashviz.view.storyboard import png, storyboard
+from flashviz.view.svg import STEP_MS, frame_svg
+
+SPEEDS = (("0.5 ×", 0.5), ("1 ×", 1.0), ("2 ×", 2.0), ("4 ×", 4.0))
+PAUSE_MS = 350
+"""How long a step stands still after its tween while playing."""
+LANGUAGES = {"python": "Python", "cuda": "CUDA"}
+_open: dict[str, tuple[int, list[Player]]] = {}
+
+
+class Player:
+    """Steps through a recording. Display it as a cell's last line, or call ``display(player)``.
+
+    Args:
+        run: a run or a recording.
+        steps: the part to play, as a range, a slice or step numbers; everything when not given.
+        speed: 1 plays a step in about 1.25 s.
+
+    Attributes:
+        index: position in the part that is played, 0 to ``len(player) - 1``; can be set.
+        step: number of the step shown.
+        widget: the ipywidgets container.
+    """
+
+    def __init__(self, run: Any, steps: range | slice | Sequence[int] | None = None, *, speed: float = 1.0) -> None:
+        self.recording: Recording = as_recording(run)
+        self.steps = _part(self.recording, steps)
+        if speed not in [v for _, v in SPEEDS]:
+            raise ValueError(f"speed={speed}: choose one of {', '.join(str(v) for _, v in SPEEDS)}")
+        self._name = f"fv{uuid.uuid4().hex[:8]}"
+        self._frames: dict[tuple[int, bool], str] = {}
+        self._counts = running(self.recording)
+        self._targets = panel.targets_of(self.recording, self.steps)
+        self._shown = 0
+        self._busy = False
+        self._closed = False
+        self._build(speed)
+        self._show(0, tween=False)
+        _remember(self)
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __repr__(self) -> str:
+        return f"Player({len(self.steps)} steps of {self.recording.algorithm})"
+
+    # -- what the reader sees --------------------------------------------------------------------------------------
+
+    def _build(self, speed: float) -> None:
+        last = len(self.steps) - 1
+        w = widgets
+        self.slider = w.IntSlider(
+            value=0, min=0, max=last, description="Step", readout=False,
+            layout=w.Layout(flex="1 1 180px", width="auto", min_width="140px"),
+        )  # fmt: skip
+        self.play = w.Play(value=0, min=0, max=last, step=1, layout=w.Layout(flex="0 0 auto"))
+        for trait in ("show_repeat", "_repeat", "repeat"):
+            if trait in self.play.traits():
+                setattr(self.play, trait, False)
+        self.box = w.BoundedIntText(
+            value=0, min=0, max=last, description="Go to", layout=w.Layout(width="130px"),
+            style={"description_width": "46px"},
+        )  # fmt: skip
+        self.box.add_class("fv-box")
+        self.slider.style.description_width = "34px"
+        self.speed = w.Dropdown(
+            options=SPEEDS, value=speed, description="Speed", layout=w.Layout(width="130px"),
+            style={"description_width": "46px"},
+        )  # fmt: skip
+        self.buttons = [
+            w.Button(description=text, tooltip=tip, layout=w.Layout(width="72px", flex="0 0 auto"))
+            for text, tip in (
+                ("« First", "First step"),
+                ("‹ Back", "Previous step"),
+                ("Next ›", "Next step"),
+                ("Last »", "Last step"),
+            )
+        ]
+        options = [(f"{n} · {self.recording.steps[s].label}", n) for n, s in enumerate(self.steps)]
+        self.list = w.Select(options=options, value=0, rows=9, layout=w.Layout(width="auto", height="176px"))
+        self.list.add_class("fv-list")
+        self.picture = w.HTML(layout=w.Layout(width="auto"))
+        self.counts = w.HTML()
+        self.where = w.HTML()
+        self.beside = w.HTML(layout=w.Layout(width="auto"))
+        self.mark = w.HTML(layout=w.Layout(display="none"))
+        pages = [(LANGUAGES.get(s.language, s.language), n) for n, s in enumerate(self.recording.code)]
+        self.page = w.ToggleButtons(options=[*pages, ("Numbers", -1)], style={"button_width": "auto"})
+        style = w.HTML(f"<style>{panel.STYLE}</style>", layout=w.Layout(display="none"))
+        legend = w.HTML(panel.legend_html(self.recording))
+        row = w.Layout(display="flex", flex_flow="row wrap", align_items="center")
+        controls = w.HBox([self.play, *self.buttons, self.slider, self.box, self.speed], layout=row)
+        left = w.VBox([self.picture, self.counts, legend], layout=w.Layout(flex="1 1 400px", max_width="600px"))
+        side = [self.list, self.where, self.page, self.beside, self.mark]
+        right = w.VBox(
+            side, layout=w.Layout(flex="1 1 380px", min_width="300px", overflow="hidden", padding="0 0 0 12px")
+        )
+        both = w.HBox([left, right], layout=w.Layout(display="flex", flex_flow="row wrap", align_items="flex-start"))
+        self.widget = w.VBox([controls, both, style])
+        self.widget.add_class("fv-player")
+        self.widget.add_class(self._name)
+        widgets.jslink((self.play, "value"), (self.slider, "value"))
+        self.slider.observe(self._moved, "value")
+        self.box.observe(self._moved, "value")
+        self.list.observe(self._moved, "value")
+        self.page.observe(self._turned, "value")
+        self.speed.observe(self._sped, "value")
+        goals = (lambda: 0, lambda: self.index - 1, lambda: self.index + 1, lambda: last)
+        for button, goal in zip(self.buttons, goals, strict=True):
+            button.on_click(lambda _, goal=goal: self.go(goal()))
+        self._sped(None)
+        self._turned(None)
+
+    @property
+    def index(self) -> int:
+        """Position in the part that is played."""
+        return self._shown
+
+    @index.setter
+    def index(self, value: int) -> None:
+        self.go(value)
+
+    @property
+    def step(self) -> int:
+        """Number of the step shown."""
+        return self.steps[self._shown]
+
+    def go(self, index: int) -> None:
+        """Show a position of the part; past either end, the end."""
+        self._show(min(max(int(index), 0), len(self.steps) - 1))
+
+    def frame(self, index: int, tween: bool = False) -> str:
+        """The picture of one position as SVG; drawn once."""
+        key = (index, tween)
+        if key not in self._frames:
+            kind = "t" if tween else "s"
+            self._frames[key] = frame_svg(self.recording, self.steps[index], f"{self._name}{kind}{index}", tween=tween)
+        return self._frames[key]
+
+    def _show(self, index: int, tween: bool | None = None) -> None:
+        follows = index == self._shown + 1 and self.steps[index] == self.steps[self._shown] + 1
+        self._shown = index
+        step = self.recording.steps[self.steps[index]]
+        self._busy = True
+        try:
+            self.picture.value = self.frame(index, follows if tween is None else tween)
+            self.slider.value = self.box.value = self.list.value = self.play.value = index
+        finally:
+            self._busy = False
+        self.counts.value = self._counts_html(index)
+        self.where.value = f'<div class="fv-now" aria-live="polite">{escape(panel.where_text(step))}</div>'
+        self._style()
+        if self.page.value == -1:
+            self.beside.value = panel.numbers_html(self.recording, self.steps[index])
+        if index + 1 < len(self.steps):
+            self.frame(index + 1, tween=self.steps[index + 1] == self.steps[index] + 1)
+
+    def _moved(self, change: Any) -> None:
+        if not self._busy and change["new"] is not None and change["new"] != self._shown:
+            self._show(int(change["new"]))
+
+    def _turned(self, _: Any) -> None:
+        if self.page.value == -1:
+            self.beside.value = panel.numbers_html(self.recording, self.step)
+        else:
+            source: Source = self.recording.code[self.page.value]
+            self.beside.value = panel.code_html(source, self._targets)
+
+    def _sped(self, _: Any) -> None:
+        self.play.interval = round((STEP_MS + PAUSE_MS) / self.speed.value)
+        self._style()
+
+    def _style(self) -> None:
+        tween = STEP_MS / self.speed.value
+        marked = panel.mark_css(self._name, self.recording.steps[self.step])
+        self.mark.value = f"<style>.{self._name}{{--fv-step:{tween:.0f}ms}}{marked}</style>"
+
+    def _counts_html(self, index: int) -> str:
+        return f'<div class="fv-now">{escape(panel.counts_text(self._counts[self.steps[index]]))}</div>'
+
+    # -- where it is displayed -------------------------------------------------------------------------------------
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        del include, exclude
+        numbers = None if len(self.steps) == len(self.recording.steps) else self.steps
+        bundle: dict[str, Any] = {"text/plain": repr(self), "image/png": png(storyboard(self.recording, numbers))}
+        if not self._closed:
+            view = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
+            bundle["application/vnd.jupyter.widget-view+json"] = view
+        return bundle
+
+    def close(self) -> None:
+        """Close the widgets; the frames stay."""
+        if not self._closed:
+            self._closed = True
+            for widget in _tree(self.widget):
+                widget.close()
+
+
+def play(run: Any, steps: range | slice | Sequence[int] | None = None, *, speed: float = 1.0) -> Player:
+    """A player for a run or a recording: slider, play, step list, code and numbers beside the picture.
+
+    Args:
+        run: a run or a recording.
+        steps: the part to play, as a range, a slice or step numbers; everything when not given.
+        speed: 0.5, 1, 2 or 4.
+
+    Raises:
+        ValueError: the run was made with ``record=False``, the part is empty, or there is no such speed.
+        IndexError: there is no such step.
+    """
+    return Player(run, steps, speed=speed)
+
+
+def _part(recording: Recording, steps: range | slice | Sequence[int] | None) -> tuple[int, ...]:
+    everything = tuple(range(len(recording.steps)))
+    if not everything:
+        raise ValueError("this recording has no steps")
+    if steps is None:
+        return everything
+    chosen = everything[steps] if isinstance(steps, slice) else tuple(int(s) for s in steps)
+    if not chosen:
+        raise ValueError(f"steps={steps!r} names none of the {len(everything)} steps")
+    for number in chosen:
+        recording.check_step(number)
+    return tuple(s % len(everything) for s in chosen)
+
+
+def _tree(widget: Any) -> list[Any]:
+    return [x for child in getattr(widget, "children", ()) for x in _tree(child)] + [widget]
+
+
+def _remember(player: Player) -> None:
+    """Close the players that an earlier run of the same cell made."""
+    try:
+        from IPython import get_ipython
+
+        shell: Any = get_ipython()
+        parent = shell.get_parent() if shell is not None else {}
+        cell = parent.get("metadata", {}).get("cellId") or parent.get("content", {}).get("code")
+        count = int(shell.execution_count) if shell is not None else 0
+    except (ImportError, AttributeError):
+        return
+    if not cell:
+        return
+    run, players = _open.get(cell, (count, []))
+    if run != count:
+        for old in players:
+            old.close()
+        players = []
+    _open[cell] = (count, [*players, player])

@@ -1,0 +1,98 @@
+"""The player as one page: the same steps, list, code and controls with a small script, no kernel and no network."""
+
+from __future__ import annotations
+
+import base64
+import json
+import uuid
+import zlib
+from collections.abc import Sequence
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+from flashviz.checks.traffic import running
+from flashviz.recording import Recording, as_recording
+from flashviz.view import panel
+from flashviz.view.svg import STEP_MS, frame_svg
+
+
+class Page:
+    """A self-contained player: displays itself in a notebook, and ``.document()`` is a whole HTML file.
+
+    Args:
+        run: a run or a recording.
+        steps: the part to show; everything when not given.
+        name: begins every id in it; unique in the page it is put in.
+    """
+
+    def __init__(self, run: Any, steps: Sequence[int] | range | None = None, name: str | None = None) -> None:
+        self.recording: Recording = as_recording(run)
+        self.steps = list(range(len(self.recording.steps))) if steps is None else list(steps)
+        self.name = name or f"fvp{uuid.uuid4().hex[:8]}"
+
+    def __repr__(self) -> str:
+        return f"Page({len(self.steps)} steps of {self.recording.algorithm})"
+
+    def _repr_html_(self) -> str:
+        return self.fragment()
+
+    def data(self) -> dict[str, Any]:
+        """What the script shows: pictures, marks and texts of every step, and the code."""
+        recording, counts = self.recording, running(self.recording)
+        targets = panel.targets_of(recording, self.steps)
+        steps = []
+        for position, number in enumerate(self.steps):
+            step = recording.steps[number]
+            follows = position > 0 and self.steps[position - 1] == number - 1
+            steps.append(
+                {
+                    "svg": frame_svg(recording, number, f"{self.name}s{position}", tween=follows),
+                    "css": panel.mark_css(self.name, step),
+                    "where": panel.where_text(step),
+                    "counts": panel.counts_text(counts[number]),
+                    "numbers": panel.numbers_html(recording, number),
+                }
+            )
+        pages = [{"name": s.language, "html": panel.code_html(s, targets)} for s in recording.code]
+        return {"steps": steps, "code": pages, "tween": STEP_MS}
+
+    def fragment(self) -> str:
+        """The player as a piece of HTML."""
+        raw = json.dumps(self.data(), separators=(",", ":")).encode()
+        packed = base64.b64encode(zlib.compress(raw, 9)).decode()
+        labels = [self.recording.steps[n].label for n in self.steps]
+        options = "".join(f'<option value="{n}">{n} · {escape(text)}</option>' for n, text in enumerate(labels))
+        text = files("flashviz.view").joinpath("page.html").read_text(encoding="utf-8")
+        values = {
+            "NAME": self.name,
+            "LAST": str(len(self.steps) - 1),
+            "OPTIONS": options,
+            "LEGEND": panel.legend_html(self.recording),
+            "STYLE": panel.STYLE,
+            "DATA": packed,
+        }
+        for key, value in values.items():
+            text = text.replace(f"@{key}@", value)
+        return text
+
+    def document(self) -> str:
+        """The player as a whole HTML file."""
+        title = escape(f"{self.recording.algorithm.replace('_', ' ')} · flashviz")
+        return (
+            '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+            '<meta name="viewport" content="width=device-width,initial-scale=1">'
+            f"<title>{title}</title></head>"
+            '<body style="margin:16px;color-scheme:light dark">'
+            f"{self.fragment()}</body></html>\n"
+        )
+
+
+def page(run: Any, steps: Sequence[int] | range | None = None) -> Page:
+    """A player that needs no kernel and no widgets: the same steps, code and controls as one piece of HTML.
+
+    Args:
+        run: a run or a recording.
+        steps: the part to show; everything when not given.
+    """
+    return Page(run, steps)

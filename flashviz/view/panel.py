@@ -1,0 +1,180 @@
+"""What stands beside the picture, as HTML: code with its actions marked, the numbers in the slots, the legend.
+
+Everything that comes from a recording is escaped. The only scripts are fixed strings of this module that carry
+numbers: a line of code that is clicked goes to the next step that performs it, and a marked line scrolls into view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from html import escape
+
+from flashviz.checks.traffic import Running
+from flashviz.events import Source, Step
+from flashviz.recording import Recording
+from flashviz.view.numbers import rows_of
+from flashviz.view.palette import OUTLINE, STALE, fill_of, hue_of
+from flashviz.view.scene import layout_for, levels_of, others_of
+from flashviz.view.svg import css_id
+
+MOST_TARGETS = 2000
+_GO = (
+    "const r=this.closest('.fv-player'),b=r&&r.querySelector('.fv-box input');if(b){{const t=[{targets}],c=+b.value;"
+    "b.value=t.find(x=>x>c)??t[0];b.dispatchEvent(new Event('change',{{bubbles:true}}))}}"
+)
+_KEY = "if(event.key==='Enter'||event.key===' '){event.preventDefault();this.click()}"
+_SEE = "const p=this.closest('.fv-code');p.scrollTop=this.offsetTop-p.clientHeight/4"
+
+STYLE = """
+.fv-code{position:relative;height:330px;overflow:auto;margin:0;padding:8px 0;background:#fafafa;color:#27272a;
+ border:1px solid #d4d4d8;border-radius:6px;font:12px/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
+.fv-code code{display:block;width:max-content;min-width:100%;background:none;color:inherit;font:inherit;padding:0}
+.fv-l{display:block;white-space:pre;padding:0 10px 0 0}
+.fv-l::before{content:attr(data-n);display:inline-block;width:2.6em;margin-right:1em;text-align:right;color:#71717a}
+.fv-a{display:block;cursor:pointer;border-left:3px solid transparent}
+.fv-a:hover{background:#f4f4f5}.fv-a:focus-visible{outline:2px solid #2563eb;outline-offset:-2px}
+.fv-now{color:var(--jp-ui-font-color1,inherit);font:13px/1.4 system-ui,sans-serif;min-height:1.4em}
+.fv-numbers{height:330px;overflow:auto;background:#fafafa;color:#27272a;border:1px solid #d4d4d8;border-radius:6px;
+ padding:8px;box-sizing:border-box;font:12px/1.35 system-ui,sans-serif}
+.fv-numbers table{border-collapse:collapse;margin:2px 0 10px;font-family:ui-monospace,Menlo,Consolas,monospace}
+.fv-numbers td{padding:1px 6px;text-align:right;border:1px solid #e4e4e7;background:#fff;color:#27272a}
+.fv-numbers h4{margin:0;font:600 12px system-ui,sans-serif;color:#27272a}
+.fv-legend{display:flex;flex-wrap:wrap;gap:4px 14px;font:12px/1.5 system-ui,sans-serif;
+ color:var(--jp-ui-font-color1,inherit)}
+.fv-chip{display:inline-block;width:1.6em;height:.9em;vertical-align:-.1em;margin-right:.4em;border:1.5px solid}
+"""
+"""Styles of the panels: their own light ground, so that they read the same in a dark theme."""
+
+
+@lru_cache(maxsize=32)
+def _highlighted(language: str, text: str) -> tuple[str, ...]:
+    from pygments import highlight
+    from pygments.formatters import HtmlFormatter
+    from pygments.lexers import get_lexer_by_name
+    from pygments.util import ClassNotFound
+
+    try:
+        lexer = get_lexer_by_name(language, stripnl=False)
+    except ClassNotFound:
+        lexer = get_lexer_by_name("text", stripnl=False)
+    formatter = HtmlFormatter(nowrap=True, noclasses=True, style="xcode")
+    lines = highlight(text, lexer, formatter).split("\n")
+    return tuple(lines[: text.count("\n") + 1])
+
+
+def action_class(name: str) -> str:
+    """The class of an action's lines."""
+    return f"fv-a-{css_id(name)}"
+
+
+def targets_of(recording: Recording, numbers: Sequence[int]) -> dict[str, list[int]]:
+    """For each action, the positions (in the part that is played) of the steps that perform it."""
+    out: dict[str, list[int]] = {}
+    for position, number in enumerate(numbers):
+        for name in recording.steps[number].actions:
+            out.setdefault(name, []).append(position)
+    return out
+
+
+def code_html(source: Source, targets: Mapping[str, Sequence[int]]) -> str:
+    """Source text with line numbers; each action's lines can be clicked, and are marked by :func:`mark_css`."""
+    lines = _highlighted(source.language, source.text)
+    owner: dict[int, tuple[str, int]] = {a: (name, b) for name, a, b in source.lines}
+    out, n = [], 1
+    while n <= len(lines):
+        if n in owner:
+            name, last = owner[n]
+            steps = targets.get(name, ())
+            go = _GO.format(targets=",".join(str(int(t)) for t in steps[:MOST_TARGETS]))
+            click = f' role="button" tabindex="0" onclick="{go}" onkeydown="{_KEY}"' if steps else ""
+            title = escape(f"{name}: go to its next step" if steps else f"{name}: not performed here", quote=True)
+            body = "".join(_line(k, lines[k - 1]) for k in range(n, min(last, len(lines)) + 1))
+            out.append(
+                f'<span class="fv-a {action_class(name)}" title="{title}"{click} onanimationstart="{_SEE}">{body}</span>'
+            )
+            n = last + 1
+        else:
+            out.append(_line(n, lines[n - 1]))
+            n += 1
+    name = escape(source.name, quote=True)
+    return f'<pre class="fv-code" tabindex="0" aria-label="source of {name}"><code>{"".join(out)}</code></pre>'
+
+
+def _line(number: int, html: str) -> str:
+    return f'<span class="fv-l" data-n="{number}">{html or " "}</span>'
+
+
+def mark_css(scope: str, step: Step) -> str:
+    """The rule that marks the lines of a step's actions inside the element of class ``scope``."""
+    if not step.actions:
+        return ""
+    marked = ",".join(f".{scope} .{action_class(a)}" for a in step.actions)
+    first = f".{scope} .{action_class(step.actions[0])}"
+    name = f"{scope}-{step.first}"
+    return (
+        f"{marked}{{background:#fef9c3;border-left-color:#ca8a04}}"
+        f"@keyframes {name}{{from{{opacity:.99}}}}{first}{{animation:{name} 1ms}}"
+    )
+
+
+def where_text(step: Step) -> str:
+    """The loop variables of a step and its actions: ``"i = 0, j = 1 · softmax, accumulate"``."""
+    tiles = ", ".join(f"{name} = {value}" for name, value in step.tiles)
+    return " · ".join(x for x in (tiles, ", ".join(step.actions)) if x) or step.label
+
+
+def counts_text(now: Running) -> str:
+    """What has crossed HBM so far, in words."""
+    fetches, stores = "fetch" if now.fetches == 1 else "fetches", "store" if now.stores == 1 else "stores"
+    return (
+        f"{now.fetches} {fetches} from HBM, {now.bytes_read:,} bytes · "
+        f"{now.stores} {stores} to HBM, {now.bytes_written:,} bytes"
+    )
+
+
+def numbers_html(recording: Recording, number: int) -> str:
+    """The numbers in every on-chip slot at the end of a step, and in what the step wrote to HBM."""
+    step = recording.steps[number]
+    if step.block is None:
+        return '<div class="fv-numbers">No block runs yet.</div>'
+    shown = [s for s in recording.slots if not s.shared_by_grid]
+    shown += [s for s in recording.slots if s.shared_by_grid and recording.touched(s.name, step.first, step.end)]
+    parts = []
+    for slot in shown:
+        content = recording.content(number, slot.name)
+        label = f" = {content.label}" if content and content.label and content.label != slot.name else ""
+        head = escape(f"{slot.name}{label}") + (" (stale)" if content and content.stale else "")
+        if content is None:
+            parts.append(f"<h4>{head}</h4><div>empty</div>")
+        elif content.values is None:
+            parts.append(f"<h4>{head}</h4><div>too large to travel along: {content.shape} elements</div>")
+        else:
+            rows = "".join(
+                "<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows_of(content.values.array)
+            )
+            parts.append(f"<h4>{head}</h4><table>{rows}</table>")
+    return f'<div class="fv-numbers" tabindex="0" aria-label="numbers in the slots">{"".join(parts)}</div>'
+
+
+def legend_html(recording: Recording) -> str:
+    """The hues of what is drawn, named."""
+    drawn = layout_for(recording, None).boxes
+    levels, others = levels_of(recording), others_of(recording)
+    chips, seen = [], set()
+    for slot in recording.slots:
+        hue = hue_of(slot.tensor, others)
+        if slot.name not in drawn or hue in seen:
+            continue
+        seen.add(hue)
+        most = levels.get(slot.tensor, 1)
+        first, last = fill_of(hue, 1, most), fill_of(hue, max(most, 1) if not hue.alternates else 2, most)
+        ground = first if first == last else f"linear-gradient(90deg,{first} 50%,{last} 50%)"
+        chips.append(_chip(ground, hue.outline, hue.meaning or slot.tensor))
+    if any(getattr(e, "role", "") == "stale" for e in recording.events):
+        chips.append(_chip(STALE, OUTLINE, "stale: computed from an earlier tile"))
+    return f'<div class="fv-legend" role="note" aria-label="legend">{"".join(chips)}</div>'
+
+
+def _chip(ground: str, edge: str, text: str) -> str:
+    return f'<span><span class="fv-chip" style="background:{ground};border-color:{edge}"></span>{escape(text)}</span>'
