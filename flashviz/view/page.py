@@ -80,10 +80,10 @@ class Page:
         """The player as a whole HTML file."""
         title = escape(f"{self.recording.algorithm.replace('_', ' ')} · flashviz")
         return (
-            '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+            '<!doctype html><html lang="en" style="color-scheme:light dark"><head><meta charset="utf-8">'
             '<meta name="viewport" content="width=device-width,initial-scale=1">'
             f"<title>{title}</title></head>"
-            '<body style="margin:16px;color-scheme:light dark">'
+            '<body style="margin:16px">'
             f"{self.fragment()}</body></html>\n"
         )
 

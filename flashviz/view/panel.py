@@ -14,7 +14,7 @@ from flashviz.checks.traffic import Running
 from flashviz.events import Source, Step
 from flashviz.recording import Recording
 from flashviz.view.numbers import rows_of
-from flashviz.view.palette import OUTLINE, STALE, fill_of, hue_of
+from flashviz.view.palette import HUES, OUTLINE, STALE, Hue, fill_of, hue_of
 from flashviz.view.scene import layout_for, levels_of, others_of
 from flashviz.view.svg import css_id
 
@@ -162,7 +162,8 @@ def legend_html(recording: Recording) -> str:
     drawn = layout_for(recording, None).boxes
     levels, others = levels_of(recording), others_of(recording)
     chips, seen = [], set()
-    for slot in recording.slots:
+    order = list(HUES.values())
+    for slot in sorted(recording.slots, key=lambda s: _rank(hue_of(s.tensor, others), order)):
         hue = hue_of(slot.tensor, others)
         if slot.name not in drawn or hue in seen:
             continue
@@ -174,6 +175,10 @@ def legend_html(recording: Recording) -> str:
     if any(getattr(e, "role", "") == "stale" for e in recording.events):
         chips.append(_chip(STALE, OUTLINE, "stale: computed from an earlier tile"))
     return f'<div class="fv-legend" role="note" aria-label="legend">{"".join(chips)}</div>'
+
+
+def _rank(hue: Hue, order: list[Hue]) -> int:
+    return order.index(hue) if hue in order else len(order)
 
 
 def _chip(ground: str, edge: str, text: str) -> str:
