@@ -14,7 +14,7 @@
 // @kernel    flash_attention_2
 // @paper     arXiv 2307.08691, Algorithm 1
 // @grid      ceil(Nq / Br), Hq, B
-// @block     256
+// @block     min(512, max(32, Br * Bc))
 // @arch      75
 // @blocks    Br, Bc
 // @array     Q [B, Hq, Nq, D]

@@ -16,7 +16,7 @@ import numpy as np
 
 from flashviz.cuda.launching import STATIC_SHARED, Limits, Plan
 
-OPTIONS = ("-std=c++17",)
+OPTIONS = ("-std=c++17", "-lineinfo")  # line numbers cost no code, and tools then name source lines
 _PROBE = 'extern "C" __global__ void flashviz_probe(int* x) { *x = 42; }'
 _INSTALL = 'pip install "flashviz[gpu]"'  # CuPy for CUDA 13, with the CUDA libraries as wheels
 _INSTALL_12 = 'pip install "flashviz[gpu-cuda12]"'
