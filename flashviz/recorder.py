@@ -503,7 +503,7 @@ def _kept(keep: bool | Iterable[int | tuple[int, int, int]]) -> bool | set[int |
 
 def _fit(what: str, slot: Slot, values: Any) -> np.ndarray:
     """``values`` in the slot's dtype, at most of its shape."""
-    with np.errstate(invalid="ignore"):  # NaN of an empty slot, into integers
+    with np.errstate(invalid="ignore", over="ignore"):  # NaN of an empty slot into integers, inf in float16
         array = np.array(values, dtype=slot.dtype)
     if array.ndim != len(slot.shape) or any(x > y for x, y in zip(array.shape, slot.shape, strict=True)):
         raise ValueError(f"{what} {slot.name}: {shape_text(array.shape)} does not fit in {shape_text(slot.shape)}")

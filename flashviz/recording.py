@@ -207,23 +207,17 @@ class Recording:
 
 def _replay(recording: Recording) -> dict[Key, _History]:
     histories: dict[Key, _History] = {}
-    pending: dict[tuple[int, Block, str], list[tuple[Move, Part, Content | None]]] = {}
-    begun: set[tuple[int, Block]] = set()
+    pending: dict[tuple[int, Block], dict[str, list[tuple[Move, Part, Content | None]]]] = {}
+    filled: dict[tuple[int, Block], set[Key]] = {}
 
     def put(key: Key, event: int, content: Content | None) -> None:
         histories.setdefault(key, _History()).add(event, content)
+        if not isinstance(key, str):
+            filled.setdefault(key[:2], set()).add(key)
 
     def current(key: Key) -> Content | None:
         history = histories.get(key)
         return history.contents[-1] if history and history.contents else None
-
-    def begin(n: int, launch: int, block: Block) -> None:
-        if (launch, block) in begun:
-            for which in [k for k in pending if k[:2] == (launch, block)]:
-                del pending[which]
-            for key in [k for k in histories if k[:2] == (launch, block) and current(k) is not None]:
-                put(key, n, None)
-        begun.add((launch, block))
 
     def land(n: int, move: Move, part: Part, source: Content | None) -> None:
         key = recording.key(part.dst, move.launch, move.block)
@@ -240,7 +234,8 @@ def _replay(recording: Recording) -> dict[Key, _History]:
             held = [current(recording.key(part.src, event.launch, event.block)) for part in event.parts]
             for part, source in zip(event.parts, held, strict=True):
                 if event.asynchronous:
-                    pending.setdefault((event.launch, event.block, event.group), []).append((event, part, source))
+                    groups = pending.setdefault((event.launch, event.block), {})
+                    groups.setdefault(event.group, []).append((event, part, source))
                 else:
                     land(n, event, part, source)
         elif isinstance(event, Change):
@@ -253,10 +248,12 @@ def _replay(recording: Recording) -> dict[Key, _History]:
                 label = old.label if old else slot.label
                 put(key, n, Content(n, label, slot.tensor, event.level, False, event.shape, event.values))
         elif isinstance(event, Barrier) and event.kind == "wait":
-            for move, part, source in pending.pop((event.launch, event.block, event.group), ()):
+            for move, part, source in pending.get((event.launch, event.block), {}).pop(event.group, ()):
                 land(n, move, part, source)
         elif isinstance(event, Begin):
-            begin(n, event.launch, event.block)
+            pending.pop((event.launch, event.block), None)
+            for key in filled.pop((event.launch, event.block), set()):
+                histories[key].add(n, None)
     return histories
 
 
