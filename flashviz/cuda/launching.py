@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -159,17 +160,19 @@ def check_shared(source: KernelSource, template: Mapping[str, int], needed: int,
 
 
 def fitting_blocks(source: KernelSource, template: Mapping[str, int], allowed: int) -> dict[str, int] | None:
-    """The largest block sizes, each the given one halved any number of times, that fit in ``allowed`` bytes; None when none does."""
+    """The largest block sizes, each the given one halved any number of times, that fit in ``allowed`` bytes; None when none does.
+
+    Largest is the most elements in a tile of scores, and among those the squarest.
+    """
+    if not source.header.blocks:
+        return None
     halved = [[template[name] >> n for n in range(template[name].bit_length())] for name in source.header.blocks]
-    best: tuple[tuple[int, ...], dict[str, int]] | None = None
+    fitting = []
     for sizes in itertools.product(*halved):
         candidate = {**template, **dict(zip(source.header.blocks, sizes, strict=True))}
-        product = 1
-        for size in sizes:
-            product *= size
-        if source.shared_bytes(candidate) <= allowed and (best is None or (product, *sizes) > best[0]):
-            best = ((product, *sizes), candidate)
-    return best[1] if best and source.header.blocks else None
+        if source.shared_bytes(candidate) <= allowed:
+            fitting.append(((math.prod(sizes), min(sizes), sizes), candidate))
+    return max(fitting, key=lambda pair: pair[0])[1] if fitting else None
 
 
 def _extents(

@@ -28,7 +28,10 @@ _HINTS = (
     (r"calling a __host__ function", "A helper that a kernel calls needs __device__ in front."),
     (r"host function", "A helper that a kernel calls needs __device__ in front."),
     (r"uses too much shared data \((\w+) bytes, (\w+) max\)", "Use smaller tiles, or dynamic shared memory."),
-    (r"cannot open source file", "NVRTC has no toolkit or host headers: write down what is needed in kernels/include."),
+    (
+        r"could not open source file",
+        "NVRTC has no toolkit or host headers: write down what is needed in kernels/include.",
+    ),
 )
 
 

@@ -171,7 +171,8 @@ def action_lines(code: str) -> dict[str, tuple[int, int]]:
     lines = code.splitlines()
     starts = [(n, found[1]) for n, line in enumerate(lines, 1) if (found := _TRACE.match(line))]
     actions: dict[str, tuple[int, int]] = {}
-    for (first, name), end in zip(starts, [n for n, _ in starts[1:]] + [len(lines) + 1], strict=True):
+    for position, (first, name) in enumerate(starts):
+        end = starts[position + 1][0] if position + 1 < len(starts) else len(lines) + 1
         depth, last = 0, first
         for n in range(first, end):
             line = lines[n - 1]
@@ -229,7 +230,14 @@ def parse_header(text: str) -> Header:
 
 def _split(text: str) -> tuple[str, ...]:
     """Split at commas outside parentheses."""
-    return tuple(part.strip() for part in re.split(r",(?![^()]*\))", text) if part.strip())
+    pieces, depth = [""], 0
+    for character in text:
+        depth += (character == "(") - (character == ")")
+        if character == "," and depth == 0:
+            pieces.append("")
+        else:
+            pieces[-1] += character
+    return tuple(piece.strip() for piece in pieces if piece.strip())
 
 
 def _assignments(text: str) -> dict[str, int]:
