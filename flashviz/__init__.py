@@ -37,6 +37,7 @@ _WHERE = {
     "storyboard": "view.storyboard",
     "frame": "view.storyboard",
     "play": "player",
+    "explore": "explorer",
     "doctor": "doctor",
 }
 
@@ -45,6 +46,7 @@ __all__ = ["__version__", *sorted(_WHERE)]
 if TYPE_CHECKING:
     from flashviz.checks.traffic import traffic as traffic
     from flashviz.doctor import doctor as doctor
+    from flashviz.explorer import explore as explore
     from flashviz.files import load as load
     from flashviz.player import play as play
     from flashviz.programs.base import Program as Program

@@ -188,3 +188,14 @@ class Source:
     def span(self, action: str) -> tuple[int, int] | None:
         """First and last line of an action, or None where this source does not name it."""
         return next(((a, b) for name, a, b in self.lines if name == action), None)
+
+    def lines_of(self, action: str) -> str:
+        """The text of an action's lines.
+
+        Raises:
+            KeyError: this source does not name it; lists what it names.
+        """
+        span = self.span(action)
+        if span is None:
+            raise KeyError(f"{self.name} names no action {action!r}; it has {', '.join(n for n, _, _ in self.lines)}")
+        return "\n".join(self.text.split("\n")[span[0] - 1 : span[1]])

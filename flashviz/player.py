@@ -107,7 +107,7 @@ class Player:
         pages = [(LANGUAGES.get(s.language, s.language), n) for n, s in enumerate(self.recording.code)]
         self.page = w.ToggleButtons(options=[*pages, ("Numbers", -1)], style={"button_width": "auto"})
         style = w.HTML(f"<style>{panel.STYLE}</style>", layout=w.Layout(display="none"))
-        legend = w.HTML(panel.legend_html(self.recording))
+        legend = w.HTML(panel.legend_html(self.recording) + panel.NAMES)
         row = w.Layout(display="flex", flex_flow="row wrap", align_items="center")
         controls = w.HBox([self.play, *self.buttons, self.slider, self.box, self.speed], layout=row)
         left = w.VBox([self.picture, self.counts, legend], layout=w.Layout(flex="1 1 400px", max_width="600px"))

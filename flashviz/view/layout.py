@@ -19,6 +19,8 @@ TITLE, TILE, CAPTION, NARROW = 14.0, 14.0, 12.0, 10.0
 HBM_TOP, HBM_BOTTOM, TILE_GAP, TILE_HEIGHT = 4.225, 1.775, 0.05, 1.2
 HBM_GAP, ON_CHIP_GAP = 0.2, 0.15
 BANDS = {"shared": -3.0, "register": -4.85}
+LIFT = 1.0
+"""Without a grid of blocks there is nothing to zoom from: the on-chip slots stand higher."""
 SQUARE, SQUARE_PITCH, SQUARE_ROWS, MOST_COLUMNS = 0.3, 0.4, (0.05, -0.35), 22
 
 
@@ -185,7 +187,7 @@ def bands(
     on_chip = [recording.slot(name) for name in slots]
     for memory in dict.fromkeys(s.memory for s in on_chip):
         row = [s for s in on_chip if s.memory == memory]
-        y = BANDS.get(memory, -3.0)
+        y = BANDS.get(memory, BANDS["shared"]) + (0.0 if grid else LIFT)
         centres = spread([widths.get(s.name, 1.6) for s in row], ON_CHIP_GAP)
         for slot, (x, w) in zip(row, centres, strict=True):
             drawn = None
@@ -197,7 +199,7 @@ def bands(
             labels.append(Label(0, y + 0.62, "registers" if memory == "register" else memory, CAPTION))
     shared = [boxes[s.name] for s in on_chip if s.memory == "shared"] or [boxes[s.name] for s in on_chip]
     if shared:
-        labels.append(Label(0, 0.6, "SRAM", TITLE))
+        labels.append(Label(0, 0.6 if grid else -3.0 + LIFT + 1.3, "SRAM", TITLE))
     if not grid or not shared:
         return Layout(boxes, tuple(labels))
     squares, square = grid_squares(recording)

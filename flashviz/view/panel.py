@@ -25,8 +25,14 @@ _GO = (
 )
 _KEY = "if(event.key==='Enter'||event.key===' '){event.preventDefault();this.click()}"
 _SEE = "const p=this.closest('.fv-code');p.scrollTop=this.offsetTop-p.clientHeight/4"
+NAMES = (
+    '<span class="fv-named" onanimationstart="const r=this.closest(\'.fv-player\'),n=(s,t)=>r.querySelectorAll(s)'
+    ".forEach(e=>e.setAttribute('aria-label',t));n('.noUi-handle','Step');n('.fv-list select','Steps')\"></span>"
+)
+"""Once in a page, gives the controls that ipywidgets leaves unnamed a name for screen readers."""
 
 STYLE = """
+@keyframes fv-named{from{opacity:.99}}.fv-named{animation:fv-named 1ms}
 .fv-code{position:relative;height:330px;overflow:auto;margin:0;padding:8px 0;background:#fafafa;color:#27272a;
  border:1px solid #d4d4d8;border-radius:6px;font:12px/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
 .fv-code code{display:block;width:max-content;min-width:100%;background:none;color:inherit;font:inherit;padding:0}
