@@ -18,8 +18,8 @@ from flashviz.cuda.launching import STATIC_SHARED, Limits, Plan
 
 OPTIONS = ("-std=c++17", "-lineinfo")  # line numbers cost no code, and tools then name source lines
 _PROBE = 'extern "C" __global__ void flashviz_probe(int* x) { *x = 42; }'
-_INSTALL = 'pip install "flashviz[gpu]"'  # CuPy for CUDA 13, with the CUDA libraries as wheels
-_INSTALL_12 = 'pip install "flashviz[gpu-cuda12]"'
+_INSTALL = 'pip install "cupy-cuda13x[ctk]"'  # ctk: NVRTC and the rest of CUDA as wheels, no toolkit needed
+_INSTALL_12 = 'pip install "cupy-cuda12x[ctk]"'
 _FATAL = ("illegal", "misaligned", "launch_failed", "launch failure", "launchfailure", "device-side assert")
 _DRIVER = "install the NVIDIA driver from https://www.nvidia.com/drivers"
 
@@ -157,11 +157,9 @@ def _probe() -> GpuStatus:
 
 def _explain_probe(error: Exception, known: dict[str, Any]) -> GpuStatus:
     text = f"{type(error).__name__} {error}"
-    wheel = "13" if str(known["runtime"]).startswith("13") else "12"
-    install = _INSTALL if wheel == "13" else _INSTALL_12
+    install = _INSTALL if str(known["runtime"]).startswith("13") else _INSTALL_12
     if not known["nvrtc"] or "DynamicLibNotFound" in text or ("nvrtc" in text.lower() and "not found" in text.lower()):
-        fix = f'pip install "cupy-cuda{wheel}x[ctk]"'
-        return GpuStatus(False, "NVRTC, the CUDA compiler that CuPy calls, is not installed.", fix, **known)
+        return GpuStatus(False, "NVRTC, the CUDA compiler that CuPy calls, is not installed.", install, **known)
     unsupported = (
         "gpu-architecture",
         "NO_BINARY_FOR_GPU",

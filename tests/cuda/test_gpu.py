@@ -55,7 +55,7 @@ def test_no_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "import_module", absent)
     status = calm(cuda.status())
     assert (status.usable, status.reason) == (False, "CuPy is not installed.")
-    assert status.fix == 'pip install "flashviz[gpu]"'
+    assert status.fix == 'pip install "cupy-cuda13x[ctk]"'
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_cupy_that_raises_at_import(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (
             {"count": RUNTIME_ERROR(35, "insufficient"), "driver": 12040},
             "The NVIDIA driver supports CUDA 12.4, older than this CuPy's CUDA 13.0.",
-            'pip install "flashviz[gpu-cuda12]"',
+            'pip install "cupy-cuda12x[ctk]"',
         ),
         (
             {"count": RUNTIME_ERROR(999, "cudaErrorUnknown: unknown error")},
@@ -118,7 +118,7 @@ def test_cupy_that_raises_at_import(tmp_path: Path, monkeypatch: pytest.MonkeyPa
                 "nvrtc": (12, 2),
             },
             "the GPU is too new for it (Fake GPU (sm_120), driver 13.1, runtime 12.2, NVRTC 12.2, CuPy 14.0)",
-            'pip install "flashviz[gpu]"',
+            'pip install "cupy-cuda13x[ctk]"',
         ),
         (
             {
@@ -128,7 +128,7 @@ def test_cupy_that_raises_at_import(tmp_path: Path, monkeypatch: pytest.MonkeyPa
                 "capability": (6, 1),
             },
             "the GPU is too old for it (Fake GPU (sm_61)",
-            'pip install "flashviz[gpu-cuda12]"',
+            'pip install "cupy-cuda12x[ctk]"',
         ),
     ],
 )
