@@ -296,8 +296,10 @@ def _gpu(found: dict[str, Finding]) -> Finding:
     device, arch = getattr(status, "device", None), getattr(status, "arch", None)
     if status.usable:
         return Finding("ok", " ".join(str(part) for part in (device, f"({arch})" if arch else None) if part))
-    absent = device is None
-    return Finding("missing" if absent else "problem", str(status.reason), str(status.fix or ""))
+    fix = str(status.fix or "")
+    if fix.startswith("pip install "):
+        fix = _pip(fix.removeprefix("pip install "))
+    return Finding("problem" if device else "missing", str(status.reason), fix)
 
 
 CHECKS: tuple[Check, ...] = (
