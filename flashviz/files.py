@@ -9,14 +9,16 @@ The published schema is ``docs/recording.schema.json``; ``python -m flashviz.fil
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import gc
 import json
 import math
 import operator
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
@@ -180,9 +182,10 @@ def loads(data: bytes, name: str = "recording") -> Recording:
             newer = head.version > VERSION
             hint = "it was written by a newer flashviz: update flashviz" if newer else "no flashviz wrote it"
             raise RecordingFileError(f"{name} has version {head.version}, this flashviz reads {VERSION}; {hint}")
-        file = msgspec.json.decode(data, type=_File)
-        _check(file, name)
-        recording: Recording = _loader(Recording)(file)
+        with _no_collector():
+            file = msgspec.json.decode(data, type=_File)
+            _check(file, name)
+            recording: Recording = _loader(Recording)(file)
     except msgspec.ValidationError as error:
         raise RecordingFileError(f"{name}{_place(data, str(error))}: {error}") from None
     except RecursionError:
@@ -191,6 +194,18 @@ def loads(data: bytes, name: str = "recording") -> Recording:
         what = "is truncated" if "truncated" in str(error) else "is not JSON"
         raise RecordingFileError(f"{name} {what}, {len(data):,} bytes: {error}") from None
     return recording
+
+
+@contextlib.contextmanager
+def _no_collector() -> Iterator[None]:
+    """Half a million new objects and no garbage: looking for it would take longer than making them."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def save_json(recording: Any, path: str | os.PathLike[str]) -> Path:

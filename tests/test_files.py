@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import subprocess
 import sys
@@ -353,3 +354,17 @@ def test_dumps_refuses_what_loads_would():
         dumps(Recording("a", slots=(fv.Slot("x", "m", "grid", (1,)),) * 2))
     with pytest.raises(ValueError, match="record=False"):
         dumps(fv.flash_attention_2(*np.ones((3, 1, 1)), device="numpy", record=False))
+
+
+def test_the_collector_is_as_it_was(run):
+    assert gc.isenabled()
+    loads(dumps(run))
+    with pytest.raises(RecordingFileError):
+        loads(b"{")
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        loads(dumps(run))
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

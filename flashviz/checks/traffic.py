@@ -152,10 +152,10 @@ def traffic(run: Any, upto_step: int | None = None) -> Traffic:
     flash_attention_2, 19 steps: 6 fetches from HBM, 2 stores to HBM
     tensor  tiles  read  written  bytes read  bytes written  trips
     Q           2     2        0         256              0      1
-    O           2     0        2           0            256      1
-    L           2     0        2           0             32      1
     K           2     4        0         512              0      2
     V           2     4        0         512              0      2
+    O           2     0        2           0            256      1
+    L           2     0        2           0             32      1
     all              10        4       1,280            288
     """
     recording = as_recording(run)
