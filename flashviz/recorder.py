@@ -114,6 +114,7 @@ class Recorder:
         self._findings: list[Finding] = []
         self._launch, self._block = -1, Block()
         self._in_block = self._begun = False
+        self._name = ""
         self._transfer = 0
         self._several = [False, False]
         if self._keep is not False:
@@ -206,16 +207,19 @@ class Recorder:
             self._steps[-1].end = len(self._events)
         return nullcontext(self._launch)
 
-    def block(self, tile: int = 0, head: int = 0, batch: int = 0) -> AbstractContextManager[Block]:
+    def block(
+        self, tile: int = 0, head: int = 0, batch: int = 0, name: str | None = None
+    ) -> AbstractContextManager[Block]:
         """A block begins, its shared memory and registers empty: steps are its own until another block begins.
 
-        A plain call, or the head of a ``with``.
+        A plain call, or the head of a ``with``. ``name`` is what the step list calls it, ``"block 1"`` when not given.
         """
         if self._launch < 0:
             raise RuntimeError("a block begins inside a launch: call r.launch(kernel, grid, threads) first")
         if self._stack:
             raise RuntimeError(f"a block begins inside step {self._stack[0].label!r}: close the step first")
         self._enter(Block(batch, head, tile), True)
+        self._name = name or f"block {tile}"
         again = any(s.block is not None for s in self._steps)
         text = "visualize another block" if again else "visualize a single block"
         with self.step(f"visualize {self.block_name}", text):
@@ -236,10 +240,10 @@ class Recorder:
     @property
     def block_name(self) -> str:
         """What the step list calls the current block: ``"block 1"``, with head and batch where there are several."""
-        batch, head, tile = self._block
+        batch, head, _ = self._block
         more = f"batch {batch} · " if self._several[0] else ""
         more += f"head {head} · " if self._several[1] else ""
-        return f"{more}block {tile}"
+        return f"{more}{self._name}"
 
     @property
     def keeps_nothing(self) -> bool:

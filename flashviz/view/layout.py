@@ -124,19 +124,22 @@ def fit_text(size: float, w: float, h: float, letters: int) -> float:
     return round(max(5.0, min(size, h * 64 * 0.72, w * 64 / (0.62 * max(letters, 1)))), 2)
 
 
-def grid_squares(recording: Recording) -> tuple[tuple[tuple[float, float], ...], dict[tuple[int, Block], int]]:
+def grid_squares(
+    recording: Recording, launch: int = 0
+) -> tuple[tuple[tuple[float, float], ...], dict[tuple[int, Block], int]]:
     """The grid of CUDA blocks: two rows of squares, in the middle under the title of the on-chip memory.
 
     One or two blocks sit in the six squares of the reference figure; more have a square each, as far as there is room.
     """
     place: dict[tuple[int, Block], int] = {}
     total = 0
-    for launch in recording.launches:
-        gx, gy, gz = launch.grid
-        total = max(total, gx * gy * gz)
-        for n, block in enumerate(recording.blocks(launch.launch)):
-            index = (block.batch * gy + block.head) * gx + block.tile
-            place[launch.launch, block] = index if index < gx * gy * gz else n
+    for made in recording.launches:
+        if made.launch == launch:
+            gx, gy, gz = made.grid
+            total = gx * gy * gz
+            for n, block in enumerate(recording.blocks(launch)):
+                index = (block.batch * gy + block.head) * gx + block.tile
+                place[launch, block] = index if index < total else n
     columns = 3 if total <= 2 else min(-(-total // 2), MOST_COLUMNS)
     left = -(columns * SQUARE_PITCH - (SQUARE_PITCH - SQUARE)) / 2
     squares = tuple((round(left + c * SQUARE_PITCH, 6), y) for y in SQUARE_ROWS for c in range(columns))
@@ -149,6 +152,7 @@ def grid_squares(recording: Recording) -> tuple[tuple[tuple[float, float], ...],
 def bands(
     recording: Recording,
     block: Block,
+    launch: int = 0,
     *,
     columns: list[str],
     slots: list[str],
@@ -162,6 +166,7 @@ def bands(
     Args:
         recording: whose slots.
         block: the block shown: of several heads, its head's tensors are drawn.
+        launch: the launch it belongs to: its grid is drawn.
         columns: tensors in HBM, left to right.
         slots: on-chip slots, left to right within each memory.
         widths: width by tensor or slot name; 1.6 where not given.
@@ -202,6 +207,6 @@ def bands(
         labels.append(Label(0, 0.6 if grid else -3.0 + LIFT + 1.3, "SRAM", TITLE))
     if not grid or not shared:
         return Layout(boxes, tuple(labels))
-    squares, square = grid_squares(recording)
+    squares, square = grid_squares(recording, launch)
     zoom = (min(b.x - b.w / 2 for b in shared), max(b.x + b.w / 2 for b in shared), max(b.y + b.h / 2 for b in shared))
     return Layout(boxes, tuple(labels), squares, square, zoom)

@@ -165,7 +165,7 @@ def numbers_html(recording: Recording, number: int) -> str:
 
 def legend_html(recording: Recording) -> str:
     """The hues of what is drawn, named."""
-    drawn = layout_for(recording, None).boxes
+    drawn = {name for n in range(max(len(recording.launches), 1)) for name in layout_for(recording, None, n).boxes}
     levels, others = levels_of(recording), others_of(recording)
     chips, seen = [], set()
     order = list(HUES.values())

@@ -53,8 +53,8 @@ def scene(run: Any, step: int, t: float = 1.0) -> Scene:
 
 
 @lru_cache(maxsize=64)
-def _layout(key: _ByIdentity, batch: int, head: int) -> Layout:
-    return layout_of(key.recording, Block(batch, head, 0))
+def _layout(key: _ByIdentity, batch: int, head: int, launch: int) -> Layout:
+    return layout_of(key.recording, Block(batch, head, 0), launch)
 
 
 class _ByIdentity:
@@ -70,16 +70,16 @@ class _ByIdentity:
         return isinstance(other, _ByIdentity) and other.recording is self.recording
 
 
-def layout_for(recording: Recording, block: Block | None) -> Layout:
-    """The layout in which a block is shown, computed once for each head."""
+def layout_for(recording: Recording, block: Block | None, launch: int = 0) -> Layout:
+    """The layout in which a block of a launch is shown, computed once for each head and launch."""
     at = block or Block()
-    return _layout(_ByIdentity(recording), at.batch, at.head)
+    return _layout(_ByIdentity(recording), at.batch, at.head, max(launch, 0))
 
 
 class _Painter:
     def __init__(self, recording: Recording, number: int, step: Step, t: float) -> None:
         self.recording, self.number, self.step, self.t = recording, number, step, t
-        self.layout = layout_for(recording, step.block or _first_block(recording))
+        self.layout = layout_for(recording, step.block or _first_block(recording), step.launch)
         self.levels = levels_of(recording)
         self.others = others_of(recording)
         self.shapes: list[Shape] = []

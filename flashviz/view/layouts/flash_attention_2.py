@@ -7,11 +7,12 @@ from flashviz.slots import Block
 from flashviz.view.layout import Layout, bands
 
 
-def layout(recording: Recording, block: Block) -> Layout:
+def layout(recording: Recording, block: Block, launch: int = 0) -> Layout:
     """Places from the tile counts; with 2 × 2 tiles exactly the reference figure."""
     return bands(
         recording,
         block,
+        launch,
         columns=["Q", "K", "V", "O", "L"],
         slots=["Qi", "Kj", "Sij", "Vj", "mi", "li", "Oi"],
         widths={"L": 0.25, "mi": 0.25, "li": 0.25, "Sij": 1.2},

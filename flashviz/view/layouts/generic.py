@@ -10,7 +10,7 @@ WIDTHS = {0: 0.6, 1: 0.9}
 """Width by number of axes: a single value, a vector; 1.6 for a matrix."""
 
 
-def layout(recording: Recording, block: Block) -> Layout:
+def layout(recording: Recording, block: Block, launch: int = 0) -> Layout:
     """Places from what the recording declares."""
     tensors: dict[str, Slot] = {s.tensor: s for s in recording.slots if s.shared_by_grid}
     slots = [s for s in recording.slots if not s.shared_by_grid]
@@ -20,6 +20,7 @@ def layout(recording: Recording, block: Block) -> Layout:
     return bands(
         recording,
         block,
+        launch,
         columns=list(tensors),
         slots=[s.name for s in slots],
         widths=widths,
