@@ -30,6 +30,8 @@ _WHERE = {
     "action": "programs.base",
     "DeviceError": "programs.device",
     "traffic": "checks.traffic",
+    "traffic_model": "checks.model",
+    "check_traffic": "checks.model",
     "load": "files",
     "save": "view.export",
     "page": "view.page",
@@ -44,6 +46,8 @@ _WHERE = {
 __all__ = ["__version__", *sorted(_WHERE)]
 
 if TYPE_CHECKING:
+    from flashviz.checks.model import check_traffic as check_traffic
+    from flashviz.checks.model import traffic_model as traffic_model
     from flashviz.checks.traffic import traffic as traffic
     from flashviz.doctor import doctor as doctor
     from flashviz.explorer import explore as explore
