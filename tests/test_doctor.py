@@ -145,7 +145,7 @@ def test_a_missing_and_an_old_package(monkeypatch: pytest.MonkeyPatch) -> None:
             "NVIDIA H200 (sm_90)",
         ),
         (
-            SimpleNamespace(usable=False, reason="no CuPy", fix="pip install x", device=None, arch=None),
+            SimpleNamespace(usable=False, reason="no CuPy", fix="make x", device=None, arch=None),
             "missing",
             "no CuPy",
         ),
