@@ -40,6 +40,8 @@ _WHERE = {
     "frame": "view.storyboard",
     "play": "player",
     "explore": "explorer",
+    "compare": "comparison",
+    "traffic_plot": "view.traffic",
     "doctor": "doctor",
 }
 
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from flashviz.checks.model import check_traffic as check_traffic
     from flashviz.checks.model import traffic_model as traffic_model
     from flashviz.checks.traffic import traffic as traffic
+    from flashviz.comparison import compare as compare
     from flashviz.doctor import doctor as doctor
     from flashviz.explorer import explore as explore
     from flashviz.files import load as load
@@ -69,6 +72,7 @@ if TYPE_CHECKING:
     from flashviz.view.scene import scene as scene
     from flashviz.view.storyboard import frame as frame
     from flashviz.view.storyboard import storyboard as storyboard
+    from flashviz.view.traffic import traffic_plot as traffic_plot
 
 
 def __getattr__(name: str) -> Any:
