@@ -24,6 +24,7 @@ LEVEL = {
     "checks": 1,
     "view": 2,
     "player": 3,
+    "comparison": 4,
     "explorer": 4,
     "doctor": 4,
     "lab": 4,

@@ -55,6 +55,7 @@ def save(run: Any, path: str | os.PathLike[str], steps: Sequence[int] | range | 
     os.close(handle)
     try:
         write(recording, numbers, Path(name))
+        Path(name).chmod(0o644)  # mkstemp's file is its owner's alone
         Path(name).replace(target)
     except BaseException:
         Path(name).unlink(missing_ok=True)
