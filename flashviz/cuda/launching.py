@@ -44,6 +44,8 @@ class Kernel:
         Name of a kernel file ("flash_attention_2") or a path to a .cu file.
     template
         Its template values by name.
+    function
+        Which kernel of the file, where it has several; the first when not given.
     grid, block, shared_bytes
         Blocks in x, y, z; threads in x, y, z (or in x alone); bytes of dynamic shared memory. Left out, each comes from
         the kernel file: its @grid and @block lines and the sum of its shared-memory parts.
@@ -54,6 +56,7 @@ class Kernel:
     grid: tuple[int, ...] | None = None
     block: tuple[int, ...] | int | None = None
     shared_bytes: int | None = None
+    function: str = ""
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ def plan(kernel: Kernel, args: Sequence[object] | Mapping[str, object], limits: 
     Raises SourceError (no such kernel), ArgumentError (what it is given) or LaunchError (what the device allows).
     """
     limits = limits or Limits()
-    source = find(kernel.file)
+    source = find(kernel.file, kernel.function)
     template = dict(kernel.template)
     instance = source.signature.instance(template)
     arguments = check_arguments(source.signature, args)

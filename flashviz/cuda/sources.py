@@ -3,9 +3,13 @@
 A kernel file is the only place that says how it is launched. `find` reads from it
 
 * the header block, comment lines `// @word ...`: kernel, paper, grid, block, arch, blocks, array, default, require, instance, shape;
-* the signature of its `__global__` function;
+* the signature of the `__global__` function that `@kernel` names;
 * the shared-memory parts, lines `carve.tile<rows, columns>("name")` and `carve.vector<length>("name")`, in floats of 4 bytes;
 * the actions, lines `TRACE(name, tile);`, numbered in their order of appearance.
+
+A file may hold several kernels: each line `// @kernel NAME` begins the lines about that one, and what stands before the first holds
+for all of them unless a kernel says otherwise. `find(file)` is the first, `find(file, function)` the one named; its actions and its
+shared memory are those of its own function (and of what stands outside every kernel), the compiled text is the whole file.
 
 The assembled text has every `#include "..."` replaced by the file, with `#line` directives: CuPy's cache of compiled kernels does not
 see a changed header, so a changed header must be a changed source. It holds no path of this machine.
@@ -22,11 +26,12 @@ from flashviz.cuda.expressions import evaluate
 from flashviz.cuda.signatures import Signature, parse_signature
 
 _PACKAGE = Path(__file__).resolve().parent.parent
-_SINGLE = ("kernel", "paper", "grid", "block", "arch", "blocks")
+_SINGLE = ("paper", "grid", "block", "arch", "blocks")
 _MANY = ("array", "default", "require", "instance", "shape")
 _COMMENT = re.compile(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|//[^\n]*|/\*.*?\*/', re.S)
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"[^\n]*$', re.M)
 _TRACE = re.compile(r"^[ \t]*TRACE\(\s*(\w+)\s*,", re.M)
+_GLOBAL = re.compile(r"\b__global__\b[^{;]*?\bvoid\b[^{;]*?\b(?!__launch_bounds__)(\w+)\s*\(")
 _PART = re.compile(r'\bcarve\.(tile|vector)\s*<([^<>;]*)>\s*\(\s*"(\w+)"\s*\)')
 
 
@@ -36,7 +41,7 @@ class SourceError(ValueError):
 
 @dataclass(frozen=True)
 class Header:
-    """The header block of a kernel file, as written. ``arrays`` maps an argument to the names of its dimensions."""
+    """What the header block says of one kernel, as written. ``arrays`` maps an argument to the names of its dimensions."""
 
     kernel: str
     paper: str = ""
@@ -53,9 +58,10 @@ class Header:
 
 @dataclass(frozen=True)
 class KernelSource:
-    """One kernel file. ``actions`` maps each name to its first and last line (from 1, inclusive) in ``text``.
+    """One kernel of a file. ``actions`` maps each name to its first and last line (from 1, inclusive) in ``text``.
 
-    ``trace_ids`` numbers the actions from 0 in their order of appearance; ``assembled`` is what is compiled.
+    ``kernels`` are all that the file describes. ``trace_ids`` numbers the actions of the whole file from 0 in their order of
+    appearance; ``assembled`` is what is compiled, the same for every kernel of the file.
     """
 
     name: str
@@ -67,6 +73,7 @@ class KernelSource:
     actions: Mapping[str, tuple[int, int]]
     trace_ids: Mapping[str, int]
     parts: Mapping[str, tuple[str, ...]]
+    kernels: tuple[str, ...] = ()
 
     def shared_parts(self, template: Mapping[str, int]) -> dict[str, int]:
         """Bytes of each named part of the dynamic shared memory, in carving order, for these template values."""
@@ -93,10 +100,10 @@ def folders() -> tuple[Path, ...]:
     return (_PACKAGE / "_kernels", _PACKAGE.parent / "kernels")
 
 
-def find(name: str | Path) -> KernelSource:
+def find(name: str | Path, function: str = "") -> KernelSource:
     """The kernel file called ``name``: "flash_attention_2", with or without .cu, or a path to any .cu file.
 
-    Its includes are looked for beside it, then in the kernels' own folder, so a reader's copy needs no headers of its own.
+    ``function`` names the kernel where the file has several; the first when not given. Its includes are looked for beside it, then in the kernels' own folder, so a reader's copy needs no headers of its own.
     Read anew at each call: an edited file is an edited kernel. Raises SourceError.
     """
     path = Path(name)
@@ -108,15 +115,19 @@ def find(name: str | Path) -> KernelSource:
     if not path.is_file():
         known = sorted({p.stem for folder in folders() for p in folder.glob("*.cu")})
         raise SourceError(f"no kernel file {path.name}; there are {', '.join(known) or 'none'}.")
-    return parse(path.read_text(encoding="utf-8"), path)
+    return parse(path.read_text(encoding="utf-8"), path, function)
 
 
-def parse(text: str, path: Path) -> KernelSource:
-    """The kernel in ``text``, as if read from ``path``. Raises SourceError."""
+def parse(text: str, path: Path, function: str = "") -> KernelSource:
+    """The kernel ``function`` (the first when not given) in ``text``, as if read from ``path``. Raises SourceError."""
     try:
-        header = parse_header(text)
+        headers = parse_headers(text)
+        if function and function not in headers:
+            raise ValueError(f"no line `// @kernel {function}`; it describes {', '.join(headers)}")
+        header = headers[function] if function else next(iter(headers.values()))
         code = blank_comments(text)
         signature = parse_signature(code, header.kernel)
+        code = blank_others(code, header.kernel)
     except ValueError as error:
         raise SourceError(f"{path.name}: {error}") from None
     body = assemble(text, path)
@@ -124,7 +135,8 @@ def parse(text: str, path: Path) -> KernelSource:
     numbers = "".join(f"#define TRACE_ID_{action} {number}\n" for action, number in ids.items())
     parts = {name: tuple(e.strip() for e in extents.split(",")) for _, extents, name in _PART.findall(code)}
     assembled = f'{numbers}#line 1 "{path.name}"\n{body}'
-    return KernelSource(header.kernel, path, text, assembled, header, signature, action_lines(code), ids, parts)
+    actions = action_lines(code)
+    return KernelSource(header.kernel, path, text, assembled, header, signature, actions, ids, parts, tuple(headers))
 
 
 def blank_comments(text: str) -> str:
@@ -134,6 +146,25 @@ def blank_comments(text: str) -> str:
         return match[0] if match[0][0] in "\"'" else re.sub(r"[^\n]", " ", match[0])
 
     return _COMMENT.sub(blank, text)
+
+
+def blank_others(code: str, function: str) -> str:
+    """``code`` (comments already blanked) with the bodies of all kernels but ``function`` turned into blanks."""
+    pieces, end = [], 0
+    for match in _GLOBAL.finditer(code):
+        opening = code.find("{", match.end())
+        semicolon = code.find(";", match.end())
+        if match[1] == function or opening < 0 or -1 < semicolon < opening:  # the one asked for, or only declared
+            continue
+        depth, close = 0, opening
+        while close < len(code):
+            depth += (code[close] == "{") - (code[close] == "}")
+            close += 1
+            if depth == 0:
+                break
+        pieces += [code[end:opening], re.sub(r"[^\n]", " ", code[opening:close])]
+        end = close
+    return "".join([*pieces, code[end:]])
 
 
 def assemble(text: str, path: Path) -> str:
@@ -185,24 +216,37 @@ def action_lines(code: str) -> dict[str, tuple[int, int]]:
     return actions
 
 
-def parse_header(text: str) -> Header:
-    """The header block of a kernel file. Raises ValueError naming the line."""
-    single: dict[str, str] = {}
-    many: dict[str, list[str]] = {word: [] for word in _MANY}
+def parse_headers(text: str) -> dict[str, Header]:
+    """What the header block of a kernel file says of each of its kernels, in its order. Raises ValueError naming the line."""
+    common: list[tuple[str, str]] = []
+    sections: dict[str, list[tuple[str, str]]] = {}
+    lines = common
     for number, line in enumerate(text.splitlines(), 1):
         found = re.match(r"\s*//\s*@(\w+)\s*(.*?)\s*$", line)
         if not found:
             continue
         word, value = found.groups()
-        if word in many:
-            many[word].append(value)
-        elif word in _SINGLE and word not in single:
-            single[word] = value
+        if word == "kernel" and value in sections:
+            raise ValueError(f"line {number}: @kernel {value} stands twice")
+        if word == "kernel":
+            lines = sections.setdefault(value, [])
+        elif word not in _SINGLE + _MANY:
+            raise ValueError(f"line {number}: @{word} is none of {', '.join(('kernel', *_SINGLE, *_MANY))}")
+        elif word in _SINGLE and word in dict(lines):
+            raise ValueError(f"line {number}: @{word} stands twice")
         else:
-            reason = "stands twice" if word in single else f"is none of {', '.join(_SINGLE + _MANY)}"
-            raise ValueError(f"line {number}: @{word} {reason}")
-    if "kernel" not in single:
+            lines.append((word, value))
+    if not sections:
         raise ValueError("no line `// @kernel NAME` says which function is launched")
+    return {name: _header(name, common, own) for name, own in sections.items()}
+
+
+def _header(kernel: str, common: list[tuple[str, str]], own: list[tuple[str, str]]) -> Header:
+    """One kernel's header: its own lines, and those for all kernels of the words that it does not use."""
+    used = {word for word, _ in own}
+    lines = [line for line in common if line[0] not in used] + own
+    single = {word: value for word, value in lines if word in _SINGLE}
+    many = {word: [value for w, value in lines if w == word] for word in _MANY}
     arrays = {}
     for value in many["array"]:
         found = re.fullmatch(r"(\w+)\s*\[([\w\s,]+)\]", value)
@@ -214,7 +258,7 @@ def parse_header(text: str) -> Header:
         name, _, expression = value.partition("=")
         defaults[name.strip()] = expression.strip()
     return Header(
-        kernel=single["kernel"],
+        kernel=kernel,
         paper=single.get("paper", ""),
         grid=_split(single.get("grid", "")),
         block=_split(single.get("block", "128")),

@@ -40,10 +40,19 @@ def choose_device(device: Any, not_on_gpu: str = "") -> str:
     return "gpu"
 
 
-def kernel_source(name: str) -> Source:
-    """A kernel's text and its actions' lines, to travel with a recording."""
+def kernel_source(name: str, *functions: str) -> Source:
+    """A kernel file's text and its actions' lines, to travel with a recording.
+
+    Args:
+        name: the file's.
+        functions: the kernels whose actions were performed, where the file has several; all of them when not given.
+            An action of several kernels has its lines in the first.
+    """
     from flashviz.cuda import sources
 
     found = sources.find(name)
-    lines = tuple((action, first, last) for action, (first, last) in found.actions.items())
+    actions: dict[str, tuple[int, int]] = {}
+    for function in functions or found.kernels:
+        actions |= {k: v for k, v in sources.find(name, function).actions.items() if k not in actions}
+    lines = tuple((action, first, last) for action, (first, last) in actions.items())
     return Source("cuda", found.path.name, found.text, lines)

@@ -1,3 +1,4 @@
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,17 @@ def test_a_sequence_and_a_mapping_are_alike() -> None:
 def test_what_is_given_wins() -> None:
     planned = plan(kernel(grid=(1,), block=(16, 2), shared_bytes=99), arguments())
     assert (planned.grid, planned.block, planned.shared_bytes) == ((1, 1, 1), (16, 2, 1), 99)
+
+
+def test_one_kernel_of_several_in_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "two.cu"
+    path.write_text(
+        "// @kernel one\n// @grid N\n__global__ void one(float* x, int N) {}\n"
+        "// @kernel two\n// @grid ceil(N / 2)\n// @block 64\n__global__ void two(float* x, int N) {}\n"
+    )
+    first, second = (plan(Kernel(path, function=name), (np.zeros(5, np.float32), 5)) for name in ("", "two"))
+    assert (first.instance, first.grid, first.block) == ("one", (5, 1, 1), (128, 1, 1))
+    assert (second.instance, second.grid, second.block) == ("two", (3, 1, 1), (64, 1, 1))
 
 
 def test_leading_dimensions_of_one_may_be_left_out() -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from flashviz.cuda import find
 from flashviz.cuda.nvrtc import Nvrtc, NvrtcMissingError, Problem
+from flashviz.cuda.sources import folders
 
 ARCHS = (75, 80, 90)
 
@@ -17,10 +18,11 @@ def nvrtc() -> Nvrtc:
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_every_instance_compiles_without_spills(nvrtc: Nvrtc, arch: int) -> None:
-    source = find("flash_attention_2")
-    instances = [source.signature.instance(values) for values in source.header.instances]
-    compiled = nvrtc.compile(source.assembled, instances, arch)
+@pytest.mark.parametrize("kernel", sorted(path.stem for folder in folders() for path in folder.glob("*.cu")))
+def test_every_instance_compiles_without_spills(nvrtc: Nvrtc, kernel: str, arch: int) -> None:
+    kernels = [find(kernel, function) for function in find(kernel).kernels]
+    instances = [s.signature.instance(values) for s in kernels for values in s.header.instances or ({},)]
+    compiled = nvrtc.compile(kernels[0].assembled, instances, arch)
     assert compiled.ok, compiled.problems
     assert set(compiled.resources) == set(instances)
     for name, used in compiled.resources.items():

@@ -4,6 +4,7 @@ import pytest
 
 from flashviz.cuda import sources
 from flashviz.cuda.sources import SourceError, find, parse
+from flashviz.programs.device import kernel_source
 
 NAMES = ["load_q", "load_k", "load_v", "scores", "softmax", "accumulate", "store_o"]
 MINIMAL = """// @kernel f
@@ -135,7 +136,8 @@ def test_header() -> None:
     ("line", "message"),
     [
         ("// @grdi N", "line 1: @grdi is none of"),
-        ("// @kernel g", "@kernel stands twice"),
+        ("// @kernel f", "line 2: @kernel f stands twice"),
+        ("// @kernel f\n// @arch 75\n// @arch 80", "line 3: @arch stands twice"),
         ("// @instance D=x", "expected NAME=NUMBER"),
         ("// @array x", "expected a name and its dimensions"),
     ],
@@ -150,6 +152,77 @@ def test_a_file_without_header(minimal: Path) -> None:
         parse(MINIMAL.replace("@kernel", "kernel"), minimal)
     with pytest.raises(SourceError, match="no `__global__ void g"):
         parse(MINIMAL.replace("@kernel f", "@kernel g"), minimal)
+
+
+SEVERAL = """// @arch 80
+// @array x [N]
+// @kernel first
+// @grid N
+// @instance D=8
+// @kernel second
+// @grid 1
+// @arch 90
+// @array y [M]
+#include "include/shared.cuh"
+#include "include/trace.cuh"
+__device__ void helper() { SharedCarver carve; const auto both = carve.vector<3>("both"); }
+template <int D>
+__global__ void first(float* x, int N) {
+    SharedCarver carve;
+    const auto a = carve.vector<D>("a");
+    TRACE(load, 0);
+    for (int j = 0; j < N; ++j) { x[j] = 1; }
+    TRACE(store, 0);
+    x[N] = 3;
+}
+
+__global__ void declared(float* x);
+
+// @shape M=3
+__global__ __launch_bounds__(256) void second(const float* y, int M) {
+    SharedCarver carve;
+    const auto b = carve.tile<2, 4>("b");
+    TRACE(combine, 0);
+    if (M) { b[0][0] = y[0]; }
+    TRACE(store, 0);
+    __syncthreads();
+}
+"""
+
+
+def test_several_kernels_in_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "several.cu"
+    path.write_text(SEVERAL)
+    first, second = find(path), find(path, "second")
+    assert find(path, "first") == first
+    assert first.kernels == second.kernels == ("first", "second")
+    assert (first.name, second.name) == (first.signature.function, second.signature.function) == ("first", "second")
+    assert first.signature.template == ("D",)
+    assert [str(p) for p in second.signature.parameters] == ["const float* y", "int M"]
+    assert (first.header.grid, second.header.grid) == (("N",), ("1",))
+    assert (first.header.arch, second.header.arch) == (80, 90), "its own line before the common one"
+    assert (first.header.arrays, second.header.arrays) == ({"x": ("N",)}, {"y": ("M",)})
+    assert (first.header.instances, second.header.instances) == (({"D": 8},), ())
+    assert second.header.shapes == ({"M": 3},), "also a line right above the function"
+    assert (first.parts, second.parts) == ({"both": ("3",), "a": ("D",)}, {"both": ("3",), "b": ("2", "4")})
+    assert first.actions == {"load": (17, 18), "store": (19, 20)}
+    assert second.actions == {"combine": (29, 30), "store": (31, 32)}
+    assert first.trace_ids == second.trace_ids == {"load": 0, "store": 1, "combine": 2}
+    assert first.assembled == second.assembled
+
+
+def test_a_kernel_that_the_file_does_not_describe(tmp_path: Path) -> None:
+    path = tmp_path / "several.cu"
+    path.write_text(SEVERAL)
+    with pytest.raises(SourceError, match=r"several.cu: no line `// @kernel third`; it describes first, second"):
+        find(path, "third")
+
+
+def test_a_recording_carries_the_actions_of_the_kernels_it_ran(tmp_path: Path) -> None:
+    path = tmp_path / "several.cu"
+    path.write_text(SEVERAL)
+    assert kernel_source(str(path)).lines == (("load", 17, 18), ("store", 19, 20), ("combine", 29, 30))
+    assert kernel_source(str(path), "second").lines == (("combine", 29, 30), ("store", 31, 32))
 
 
 @pytest.mark.parametrize(
