@@ -395,6 +395,14 @@ def test_blocks_and_launches():
     assert recording.steps[-1].launch == 1
 
 
+def test_a_block_may_have_a_name_of_its_own(r):
+    r.block(2, name="combine")
+    assert r.recording().steps[-1].label == "visualize combine"
+    assert r.block_name == "combine"
+    r.block(3)
+    assert r.block_name == "block 3"
+
+
 def test_captions_of_blocks():
     r = Recorder("t")
     r.tensor("x", [1.0], tile=1, head=(1, 0))
