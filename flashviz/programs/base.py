@@ -66,11 +66,13 @@ def action(text: str, part: str = "") -> Callable[[Method], Method]:
         def perform(self: Program, *args: int, **kwargs: int) -> None:
             if not self.r.in_block:
                 raise RuntimeError(f"{method.__name__} before a block has begun: call begin(i) first")
-            tiles = {"i": self.i, **dict(zip(names, args, strict=False)), **kwargs}
-            loop = tiles.get(self.loop[1])
-            block = self.r.block_name
-            label = f"{block} · {text}" if loop is None else f"{block} · {self.loop[1]} = {loop} · {text}"
-            caption = text if loop is None else f"[{self.loop[0]}: {loop}] {text}"
+            given = {**dict(zip(names, args, strict=False)), **kwargs}
+            tiles = given if "i" in self.loop[1::2] else {"i": self.i, **given}
+            loops = [(loop, v) for loop, v in zip(self.loop[::2], self.loop[1::2], strict=True) if v in given]
+            where = "".join(f"{v} = {given[v]} · " for _, v in loops)
+            label = f"{self.r.block_name} · {where}{text}"
+            where = ", ".join(f"{loop}: {given[v]}" for loop, v in loops)
+            caption = f"[{where}] {text}" if where else text
             name = method.__name__
             if not part:
                 with self.r.step(label, caption, action=name, tiles=tiles), quiet():
@@ -90,9 +92,13 @@ def action(text: str, part: str = "") -> Callable[[Method], Method]:
 
 
 class Program:
-    """Base of the tile programs: a recorder, the tile it works on, and its actions' lines in the source."""
+    """Base of the tile programs: a recorder, the tile it works on, and its actions' lines in the source.
 
-    loop = ("loop", "j")
+    ``loop`` names the loops inside a block, outermost first, each with the variable that the actions take:
+    ``("KV loop", "j", "Q loop", "i")``. An action's step says the variables that it was given.
+    """
+
+    loop: tuple[str, ...] = ("loop", "j")
     r: Recorder
     i = 0
 
