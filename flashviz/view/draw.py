@@ -16,9 +16,8 @@ from matplotlib.text import Text as TextArtist
 from flashviz.view.layout import BOTTOM, LEFT, RIGHT, TOP
 from flashviz.view.palette import GROUND, HATCH
 from flashviz.view.shapes import Line, Rect, Scene, Shape, Text
+from flashviz.view.text import UNIT as UNIT
 
-UNIT = 64.0
-"""Points for a unit of the canvas."""
 WIDTH, HEIGHT = (RIGHT - LEFT) * UNIT, (TOP - BOTTOM) * UNIT
 FONT = ["DejaVu Sans", "sans-serif"]
 
@@ -48,18 +47,21 @@ def rect_path(rect: Rect) -> Path:
     return Path(points, codes)
 
 
-def hatch_path(rect: Rect, spacing: float = 0.12) -> Path:
-    """Diagonal lines inside a rectangle, clipped by arithmetic: the same in every renderer."""
+def hatch_path(rect: Rect, spacing: float = 0.15) -> Path:
+    """Diagonal lines inside a rectangle, clipped by arithmetic: the same in every renderer. They grow with it."""
+    x, y = rect.x + rect.dx, rect.y + rect.dy
     points, codes = [], []
     for offset in np.arange(spacing, rect.w + rect.h, spacing):
-        a = (max(0.0, offset - rect.h), min(rect.h, offset))
-        b = (min(rect.w, offset), max(0.0, offset - rect.w))
-        points += [
-            (rect.x + rect.dx + a[0], rect.y + rect.dy + a[1]),
-            (rect.x + rect.dx + b[0], rect.y + rect.dy + b[1]),
-        ]
+        for a in (max(0.0, offset - rect.h), min(rect.w, offset)):
+            points.append((x + a, y + (offset - a) * rect.grow))
         codes += [Path.MOVETO, Path.LINETO]
-    return Path(points or [(rect.x, rect.y)], codes or [Path.MOVETO])
+    return Path(points or [(x, y)], codes or [Path.MOVETO])
+
+
+def line_ends(line: Line) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Both ends of a line as it is now."""
+    x1, y1 = line.x1 + line.dx, line.y1 + line.dy
+    return (x1, y1), (x1 + (line.x2 - x1) * line.grow, y1 + (line.y2 - y1) * line.grow)
 
 
 def artists(shape: Shape) -> list[Artist]:
@@ -67,9 +69,8 @@ def artists(shape: Shape) -> list[Artist]:
     if isinstance(shape, Rect):
         return _rect(shape)
     if isinstance(shape, Line):
-        x1 = shape.x1 + shape.dx
-        x2, y2 = x1 + (shape.x2 - x1) * shape.grow, shape.y1 + (shape.y2 - shape.y1) * shape.grow
-        return [Line2D([x1, x2], [shape.y1, y2], color=shape.stroke, linewidth=shape.width, solid_capstyle="butt")]
+        (x1, y1), (x2, y2) = line_ends(shape)
+        return [Line2D([x1, x2], [y1, y2], color=shape.stroke, linewidth=shape.width, solid_capstyle="butt")]
     if isinstance(shape, Text):
         x, y = shape.x + shape.dx, shape.y + shape.dy
         return [
@@ -87,7 +88,7 @@ def _rect(rect: Rect) -> list[Artist]:
         face, edge = rect.fill or "none", rect.stroke or "none"
         width = rect.width if rect.stroke else 0.0
         out.append(PathPatch(rect_path(rect), facecolor=face, edgecolor=edge, linewidth=width, joinstyle="miter"))
-    if rect.hatched:
+    if rect.hatched and rect.grow > 0:
         out.append(PathPatch(hatch_path(rect), facecolor="none", edgecolor=HATCH, linewidth=0.7))
     return out
 

@@ -5,11 +5,13 @@ Diagram units: x to the right, y up, the origin in the middle; the canvas spans 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from flashviz.recording import Recording
 from flashviz.slots import Block, Slot
+from flashviz.view.text import LEAST, clean, fit, shorten
 
 LEFT, RIGHT, BOTTOM, TOP = -4.7, 4.7, -6.0, 5.4
 WIDEST = 9.0
@@ -18,17 +20,22 @@ MOST_TILES = 8
 TITLE, TILE, CAPTION, NARROW = 14.0, 14.0, 12.0, 10.0
 HBM_TOP, HBM_BOTTOM, TILE_GAP, TILE_HEIGHT = 4.225, 1.775, 0.05, 1.2
 HBM_GAP, ON_CHIP_GAP = 0.2, 0.15
-BANDS = {"shared": -3.0, "register": -4.85}
+ON_CHIP_Y, ON_CHIP_TOP, ON_CHIP_BOTTOM = -3.0, -1.2, -5.1
+"""One row of on-chip slots stands at ``ON_CHIP_Y``; several share the room from top to bottom."""
 LIFT = 1.0
-"""Without a grid of blocks there is nothing to zoom from: the on-chip slots stand higher."""
-SQUARE, SQUARE_PITCH, SQUARE_ROWS, MOST_COLUMNS = 0.3, 0.4, (0.05, -0.35), 22
+"""Without a grid of blocks there is nothing to zoom from: one row of on-chip slots stands higher."""
+DROP, HEADING, MOST_ROWS, LONGEST_ROW = 0.3, 0.4, 4, 1.7
+SQUARE, SQUARE_PITCH, SQUARE_ROWS, ONE_ROW, MOST_COLUMNS = 0.3, 0.4, (0.05, -0.35), -0.15, 22
+LEAST_RAGGED = 0.14
+MEMORIES = {"shared": "SRAM", "register": "registers"}
+"""What the picture calls a memory; others have their own name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A slot's place: centre, size, caption below it, text size, and cells (rows, columns) where it is drawn in cells.
+    """A slot's place: centre, size, text size, and cells (rows, columns) where it is drawn in cells.
 
-    ``hidden`` boxes stand where the ellipsis is: nothing is drawn there, but tiles fly from and to them.
+    ``caption`` is written ``drop`` below the box in ``caption_size``. ``hidden`` boxes stand where the ellipsis is: nothing is drawn there, but tiles fly from and to them.
     """
 
     x: float
@@ -39,6 +46,8 @@ class Box:
     text: float = TILE
     cells: tuple[int, int] | None = None
     hidden: bool = False
+    drop: float = DROP
+    caption_size: float = CAPTION
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +69,7 @@ class Layout:
         labels: titles and column names.
         squares: lower-left corners of the squares of the grid of CUDA blocks, side :data:`SQUARE`.
         square: (launch, block) → index of its square.
+        rest: index of the square that stands for all blocks there is no room for, None where there is room.
         zoom: left and right x and the y of the top corners where the zoom lines end, None without zoom lines.
     """
 
@@ -67,6 +77,7 @@ class Layout:
     labels: tuple[Label, ...] = ()
     squares: tuple[tuple[float, float], ...] = ()
     square: Mapping[tuple[int, Block], int] = field(default_factory=dict)
+    rest: int | None = None
     zoom: tuple[float, float, float] | None = None
 
 
@@ -83,53 +94,58 @@ def parts(n: int, most: int = 8) -> int:
 
 
 def spread(widths: Iterable[float], gap: float) -> list[tuple[float, float]]:
-    """Centres and widths of boxes side by side in the middle of the canvas; they shrink where they do not fit."""
+    """Centres and widths of boxes side by side in the middle of the canvas; boxes shrink where they do not fit."""
     sizes = list(widths)
-    total = sum(sizes) + gap * (len(sizes) - 1)
-    scale = min(1.0, WIDEST / total) if sizes else 1.0
-    left, out = -total * scale / 2, []
+    gap = min(gap, WIDEST / (2 * max(len(sizes), 1)))
+    gaps = gap * (len(sizes) - 1)
+    scale = min(1.0, (WIDEST - gaps) / sum(sizes)) if sizes else 1.0
+    left, out = -(sum(sizes) * scale + gaps) / 2, []
     for w in sizes:
         out.append((round(left + w * scale / 2, 6), w * scale))
-        left += (w + gap) * scale
+        left += w * scale + gap
     return out
 
 
 def column(x: float, w: float, tiles: list[Slot], size: float) -> tuple[dict[str, Box], list[Label]]:
-    """The boxes of one tensor's tiles in HBM, top to bottom, and the ellipsis where there are too many."""
+    """The boxes of one tensor's tiles in HBM, top to bottom, and the ellipsis where there are too many.
+
+    A last tile with fewer rows is drawn lower in proportion, as far as its label allows.
+    """
     n = len(tiles)
     shown = list(range(n)) if n <= MOST_TILES else [*range(MOST_TILES - 2), n - 1]
     places = min(n, MOST_TILES)
     height = min(TILE_HEIGHT, (HBM_TOP - HBM_BOTTOM - TILE_GAP * (places - 1)) / places)
     top = (HBM_TOP + HBM_BOTTOM) / 2 + (places * height + TILE_GAP * (places - 1)) / 2
-    text = fit_text(size, w, height, max(len(t.label or t.name) for t in tiles))
-
-    def centre(place: int) -> float:
-        return round(top - height / 2 - place * (height + TILE_GAP), 6)
-
+    rows = max((t.shape[0] for t in tiles if t.shape), default=1)
     boxes, labels = {}, []
     for place, index in enumerate(shown):
         if n > MOST_TILES and index == n - 1:
             place = MOST_TILES - 1
-        boxes[tiles[index].name] = Box(x, centre(place), w, height, text=text)
+        part = tiles[index].shape[0] / max(rows, 1) if tiles[index].shape else 1.0
+        h = max(height * part, min(height, LEAST_RAGGED))
+        y = round(top - place * (height + TILE_GAP) - h / 2, 6)
+        boxes[tiles[index].name] = Box(x, y, w, h, text=size)
+    sizes = [fit(clean(tiles[k].label or tiles[k].name), size, w, boxes[tiles[k].name].h) for k in shown]
+    full = [s for s, k in zip(sizes, shown, strict=True) if not tiles[k].shape or tiles[k].shape[0] == rows]
+    for k, own in zip(shown, sizes, strict=True):
+        box = boxes[tiles[k].name]
+        boxes[tiles[k].name] = replace(box, text=min(own, min(full, default=own)))
     if n > MOST_TILES:
-        y = centre(MOST_TILES - 2)
+        y = round(top - height / 2 - (MOST_TILES - 2) * (height + TILE_GAP), 6)
         labels.append(Label(x, y, "⋮", size))
         for tile in tiles[MOST_TILES - 2 : n - 1]:
-            boxes[tile.name] = Box(x, y, w, height, text=text, hidden=True)
+            boxes[tile.name] = Box(x, y, w, height, text=min(sizes), hidden=True)
     return boxes, labels
 
 
-def fit_text(size: float, w: float, h: float, letters: int) -> float:
-    """A text size at which ``letters`` letters fit a box: a unit of the canvas is 64 points of text."""
-    return round(max(5.0, min(size, h * 64 * 0.72, w * 64 / (0.62 * max(letters, 1)))), 2)
+Squares = tuple[tuple[tuple[float, float], ...], dict[tuple[int, Block], int], int | None]
 
 
-def grid_squares(
-    recording: Recording, launch: int = 0
-) -> tuple[tuple[tuple[float, float], ...], dict[tuple[int, Block], int]]:
-    """The grid of CUDA blocks: two rows of squares, in the middle under the title of the on-chip memory.
+def grid_squares(recording: Recording, launch: int = 0) -> Squares:
+    """A launch's grid of CUDA blocks: squares under the title of the on-chip memory, each block's, and the rest's.
 
-    One or two blocks sit in the six squares of the reference figure; more have a square each, as far as there is room.
+    One or two blocks sit in the six squares of the reference figure; more have a square each, in one row, then in
+    two. Where there are more blocks than squares, the last square but one stands for those between.
     """
     place: dict[tuple[int, Block], int] = {}
     total = 0
@@ -140,13 +156,63 @@ def grid_squares(
             for n, block in enumerate(recording.blocks(launch)):
                 index = (block.batch * gy + block.head) * gx + block.tile
                 place[launch, block] = index if index < total else n
-    columns = 3 if total <= 2 else min(-(-total // 2), MOST_COLUMNS)
+    total = max([total, *(n + 1 for n in place.values())])
+    columns = 3 if total <= 2 else min(total, MOST_COLUMNS)
+    lines = SQUARE_ROWS if total <= 2 or total > MOST_COLUMNS else (ONE_ROW,)
     left = -(columns * SQUARE_PITCH - (SQUARE_PITCH - SQUARE)) / 2
-    squares = tuple((round(left + c * SQUARE_PITCH, 6), y) for y in SQUARE_ROWS for c in range(columns))
+    squares = tuple((round(left + c * SQUARE_PITCH, 6), y) for y in lines for c in range(columns))
     if total <= 2:
-        return squares, {block: 4 + n for block, n in place.items()}
+        return squares, {block: 4 + n for block, n in place.items()}, None
     last = min(total, len(squares)) - 1
-    return squares[: last + 1], {block: min(n, last) for block, n in place.items()}
+    if total <= len(squares):
+        return squares[: last + 1], place, None
+    short = {block: last if n == total - 1 else min(n, last - 1) for block, n in place.items()}
+    return squares, short, last - 1
+
+
+def rows_of(slots: list[Slot], widths: Mapping[str, float]) -> list[list[Slot]]:
+    """On-chip slots in rows: one for each memory, more where one memory's slots would shrink too much."""
+    memories = [[s for s in slots if s.memory == m] for m in dict.fromkeys(s.memory for s in slots)]
+    out = []
+    for row in memories:
+        wide = sum(widths.get(s.name, 1.6) + ON_CHIP_GAP for s in row)
+        count = max(1, min(MOST_ROWS - len(memories) + 1, math.ceil(wide / (WIDEST * LONGEST_ROW))))
+        each = math.ceil(len(row) / count)
+        out += [row[n : n + each] for n in range(0, len(row), each)]
+    return out
+
+
+def on_chip(
+    slots: list[Slot], widths: Mapping[str, float], cells: frozenset[str], top: float, y: float
+) -> tuple[dict[str, Box], list[Label]]:
+    """Boxes of the on-chip slots in rows between ``top`` and the caption, one row at ``y``; a name over each new memory."""
+    rows = rows_of(slots, widths)
+    headings = len({s.memory for s in slots}) - 1
+    shrink = min(1.0, 0.6 * (top - ON_CHIP_BOTTOM) / (len(rows) * (DROP + 0.15) + headings * HEADING))
+    drop, heading = DROP * shrink, HEADING * shrink
+    room = top - ON_CHIP_BOTTOM - len(rows) * (drop + 0.15 * shrink) - headings * heading
+    height = min(TILE_HEIGHT, room / len(rows))
+    boxes: dict[str, Box] = {}
+    labels: list[Label] = []
+    memory = slots[0].memory
+    under = top if len(rows) > 1 else y + height / 2
+    for row in rows:
+        if row[0].memory != memory:
+            memory = row[0].memory
+            name = MEMORIES.get(memory, clean(memory))
+            labels.append(Label(0, round(under - heading / 2, 6), name, max(LEAST, CAPTION * shrink)))
+            under -= heading
+        centres = spread([widths.get(s.name, 1.6) for s in row], ON_CHIP_GAP)
+        for slot, (x, w) in zip(row, centres, strict=True):
+            drawn = None
+            if slot.name in cells and len(slot.shape) == 2:
+                drawn = (parts(slot.shape[0]), parts(slot.shape[1]))
+            caption, text = clean(slot.name), NARROW if w < 0.5 else TILE
+            size = fit(caption, CAPTION * shrink, w + ON_CHIP_GAP)
+            box = Box(x, round(under - height / 2, 6), w, height, shorten(caption, size, w + ON_CHIP_GAP), text, drawn)
+            boxes[slot.name] = replace(box, drop=drop, caption_size=size)
+        under -= height + drop + 0.15 * shrink
+    return boxes, labels
 
 
 def bands(
@@ -186,27 +252,22 @@ def bands(
         tiles = [s for s in mine if s.head == head] or mine
         more, extra = column(x, w, tiles, NARROW if w < 0.5 else TILE)
         boxes |= more
-        labels += [*extra, Label(x, 1.5, name, CAPTION)]
+        text = clean(name)
+        size = fit(text, CAPTION, w + HBM_GAP)
+        labels += [*extra, Label(x, 1.5, shorten(text, size, w + HBM_GAP), size)]
     several = len({s.head for s in hbm}) > 1
     labels.insert(0, Label(0, 5, f"HBM · batch {block.batch}, head {block.head}" if several else "HBM", TITLE))
-    on_chip = [recording.slot(name) for name in slots]
-    for memory in dict.fromkeys(s.memory for s in on_chip):
-        row = [s for s in on_chip if s.memory == memory]
-        y = BANDS.get(memory, BANDS["shared"]) + (0.0 if grid else LIFT)
-        centres = spread([widths.get(s.name, 1.6) for s in row], ON_CHIP_GAP)
-        for slot, (x, w) in zip(row, centres, strict=True):
-            drawn = None
-            if slot.name in cells and len(slot.shape) == 2:
-                drawn = (parts(slot.shape[0]), parts(slot.shape[1]))
-            text = NARROW if w < 0.5 else fit_text(TILE, w, TILE_HEIGHT, 4)
-            boxes[slot.name] = Box(x, y, w, TILE_HEIGHT if memory == "shared" else 0.7, slot.name, text, drawn)
-        if memory != "shared":
-            labels.append(Label(0, y + 0.62, "registers" if memory == "register" else memory, CAPTION))
-    shared = [boxes[s.name] for s in on_chip if s.memory == "shared"] or [boxes[s.name] for s in on_chip]
-    if shared:
-        labels.append(Label(0, 0.6 if grid else -3.0 + LIFT + 1.3, "SRAM", TITLE))
-    if not grid or not shared:
+    chip = sorted((recording.slot(name) for name in slots), key=lambda s: s.memory != "shared")
+    if not chip:
         return Layout(boxes, tuple(labels))
-    squares, square = grid_squares(recording, launch)
-    zoom = (min(b.x - b.w / 2 for b in shared), max(b.x + b.w / 2 for b in shared), max(b.y + b.h / 2 for b in shared))
-    return Layout(boxes, tuple(labels), squares, square, zoom)
+    lift = 0.0 if grid else LIFT
+    more, extra = on_chip(chip, widths, frozenset(cells), ON_CHIP_TOP + lift / 3, ON_CHIP_Y + lift)
+    first = [more[s.name] for s in chip if s.memory == chip[0].memory]
+    top = max(b.y + b.h / 2 for b in first)
+    title = MEMORIES.get(chip[0].memory, clean(chip[0].memory))
+    labels += [Label(0, 0.6 if grid else round(top + 0.7, 6), title, TITLE), *extra]
+    if not grid:
+        return Layout(boxes | more, tuple(labels))
+    squares, square, rest = grid_squares(recording, launch)
+    zoom = (min(b.x - b.w / 2 for b in first), max(b.x + b.w / 2 for b in first), top)
+    return Layout(boxes | more, tuple(labels), squares, square, rest, zoom)

@@ -8,7 +8,7 @@ TEXT = "#27272a"
 OUTLINE = "#3f3f46"
 GROUND = "#ffffff"
 STALE = "#71717a"
-HATCH = "#a1a1aa"
+HATCH = "#c4c4cc"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +65,24 @@ def fill_of(hue: Hue, level: int, levels: int) -> str:
     part = 1.0 if levels <= 1 else (min(level, levels) - 1) / (levels - 1)
     a, b = (tuple(int(c[i : i + 2], 16) for i in (1, 3, 5)) for c in (hue.light, hue.dark))
     return "#" + "".join(f"{round(x + (y - x) * part):02x}" for x, y in zip(a, b, strict=True))
+
+
+def contrast(a: str, b: str) -> float:
+    """Contrast of two colours as WCAG 2 defines it, 1 to 21.
+
+    >>> round(contrast("#ffffff", "#000000"))
+    21
+    """
+
+    def luminance(color: str) -> float:
+        parts = (int(color[i : i + 2], 16) / 255 for i in (1, 3, 5))
+        r, g, b = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+    low, high = sorted((luminance(a), luminance(b)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def text_on(fill: str) -> str:
+    """The colour of text on a fill: dark, or light where dark has a contrast below 4.5."""
+    return TEXT if contrast(TEXT, fill) >= 4.5 else GROUND

@@ -40,7 +40,7 @@ class Rect(Shape):
 
 @dataclass(frozen=True, slots=True)
 class Line(Shape):
-    """A line; ``grow`` is the part of it drawn, from (x1, y1), which ``dx`` slides while (x2, y2) stays."""
+    """A line; ``grow`` is the part of it drawn, from (x1, y1), which ``dx``, ``dy`` slide while (x2, y2) stays."""
 
     x1: float = 0.0
     y1: float = 0.0

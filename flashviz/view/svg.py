@@ -8,6 +8,7 @@ everything that comes from a recording is escaped.
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import replace
@@ -88,10 +89,13 @@ def tween_css(shape: Shape, at_start: Shape) -> tuple[str, str] | None:
     if isinstance(shape, Line) and isinstance(at_start, Line):
         if at_start.grow != shape.grow:
             return "transform:scale(0)", f"linear;transform-origin:{_x(shape.x1)}px {_y(shape.y1)}px"
-        if at_start.dx != shape.dx:
-            slope = (at_start.dx - shape.dx) / (shape.y2 - shape.y1)
+        if (at_start.dx, at_start.dy) != (shape.dx, shape.dy):
+            # Skewing and stretching about the end that stays brings the other end exactly to where it was.
+            tall = shape.y2 - shape.y1
+            skew = math.degrees(math.atan((at_start.dx - shape.dx) / (tall - at_start.dy + shape.dy)))
+            stretch = 1 - (at_start.dy - shape.dy) / tall
             origin = f"transform-origin:{_x(shape.x2)}px {_y(shape.y2)}px"
-            return f"transform:matrix(1,0,{slope:.5f},1,0,0)", f"{FLY_CSS};{origin}"
+            return f"transform:skewX({skew:.4f}deg) scaleY({stretch:.5f})", f"{FLY_CSS};{origin}"
         return None
     if isinstance(shape, Rect) and isinstance(at_start, Rect) and at_start.grow != shape.grow:
         return "transform:scaleY(0)", "linear;transform-box:fill-box;transform-origin:50% 100%"
@@ -142,7 +146,7 @@ def _style(prefix: str, rules: dict[str, list[str]]) -> str:
 
 
 def _document(prefix: str, end: Scene, groups: Iterable[str], style: str) -> str:
-    caption = escape(" ".join(end.caption.split()))
+    caption = escape(end.caption)
     hovers = "".join(hover_rect(h) for h in end.hovers)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="flashviz {prefix}" role="img" '
@@ -165,9 +169,9 @@ def css_id(text: str) -> str:
     """A shape's id with nothing in it that could end a selector or an attribute.
 
     >>> css_id("Qi.fill"), css_id('"><script>')
-    ('Qi_2efill', '_22_3e_3cscript_3e')
+    ('Qi_2e_fill', '_22__3e__3c_script_3e_')
     """
-    return "".join(c if c.isascii() and c.isalnum() else f"_{ord(c):x}" for c in text)
+    return "".join(c if c.isascii() and c.isalnum() else f"_{ord(c):x}_" for c in text)
 
 
 def _x(x: float) -> str:

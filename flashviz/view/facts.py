@@ -1,0 +1,67 @@
+"""What a recording says about the whole picture, found once: its layouts, how many updates carries get, and hues."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from flashviz.recording import Recording
+from flashviz.slots import Block
+from flashviz.view.layout import Layout
+from flashviz.view.layouts import layout_of
+from flashviz.view.palette import HUES, hue_of
+
+
+class _ByIdentity:
+    """A recording as a cache key: recordings are frozen, so the same object has the same layout."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+
+    def __hash__(self) -> int:
+        return id(self.recording)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ByIdentity) and other.recording is self.recording
+
+
+@lru_cache(maxsize=64)
+def _layout(key: _ByIdentity, batch: int, head: int, launch: int) -> Layout:
+    return layout_of(key.recording, Block(batch, head, 0), launch)
+
+
+def layout_for(recording: Recording, block: Block | None, launch: int = 0) -> Layout:
+    """The layout in which a block of a launch is shown (None: the first), computed once for each head and launch."""
+    at = block or first_block(recording) or Block()
+    return _layout(_ByIdentity(recording), at.batch, at.head, max(launch, 0))
+
+
+def first_block(recording: Recording) -> Block | None:
+    """The block that is shown first."""
+    return next((s.block for s in recording.steps if s.block is not None), None)
+
+
+@lru_cache(maxsize=64)
+def _levels(key: _ByIdentity) -> dict[str, int]:
+    most: dict[str, int] = {}
+    for event in key.recording.events:
+        level = getattr(event, "level", None)
+        if level is not None:
+            tensor = key.recording.slot(event.slot).tensor  # type: ignore[union-attr]
+            most[tensor] = max(most.get(tensor, 1), level)
+    return most
+
+
+def levels_of(recording: Recording) -> dict[str, int]:
+    """How many updates each tensor's carry gets at most: its shades run over them."""
+    return _levels(_ByIdentity(recording))
+
+
+@lru_cache(maxsize=64)
+def _others(key: _ByIdentity) -> tuple[str, ...]:
+    names = dict.fromkeys(s.tensor for s in key.recording.slots)
+    return tuple(n for n in names if hue_of(n) is hue_of("") and n not in HUES)
+
+
+def others_of(recording: Recording) -> tuple[str, ...]:
+    """The tensors that are not attention's: they take hues in the order in which they appear."""
+    return _others(_ByIdentity(recording))

@@ -1,0 +1,75 @@
+"""What a slot shows within one step: what it held before, and each content that the step gave it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from flashviz.events import Move, Step
+from flashviz.recording import Content, Key, Recording
+from flashviz.slots import Slot
+from flashviz.view.layout import Box, Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One content of a slot within a step: from where it flies, how it fills, and in which part of the step."""
+
+    content: Content
+    source: Box | None = None
+    start: float = 0.0
+    end: float = 0.0
+    fills: bool = False
+    cells: bool = False
+
+
+def layers_of(recording: Recording, layout: Layout, slot: Slot, step: Step) -> list[Layer]:
+    """What a slot held before the step, then each content that the step gave it and that looks different.
+
+    A slot that is moved into and then changed flies in the first half of the step and fills in the second.
+    """
+    key = recording.key(slot.name, step.launch, step.block)
+    before = recording.content_before(key, step.first)
+    out = [Layer(before)] if before else []
+    moved: tuple[Content, Box | None] | None = None
+    changed: Content | None = None
+    cells = False
+    for n, content in contents_within(recording, key, step):
+        event = recording.events[n]
+        if isinstance(event, Move):
+            source = next(p.src for p in event.parts if p.dst == slot.name)
+            moved, changed = (content, layout.boxes.get(source)), None
+        elif getattr(event, "role", "") == "input":
+            out = [Layer(content)]
+        else:
+            cells = cells or bool(getattr(event, "cells", False))
+            changed = content
+    if changed is not None and not _looks_new(moved[0] if moved else before, changed):
+        if moved is None:
+            out = [Layer(changed)]
+        changed = None
+    half = 0.5 if moved and changed else 1.0
+    if moved:
+        out.append(Layer(moved[0], moved[1], 0, half))
+    if changed:
+        start = 0.5 if moved else 0.0
+        fills = not (slot.shared_by_grid and changed.level == 0)
+        out.append(Layer(changed, None, start, 1.0, fills, cells and not changed.stale))
+    return out
+
+
+def _looks_new(old: Content | None, new: Content) -> bool:
+    return old is None or (old.level, old.stale, old.shape) != (new.level, new.stale, new.shape)
+
+
+def contents_within(recording: Recording, key: Key, step: Step) -> Iterator[tuple[int, Content]]:
+    """(event, content) for every content that a step gave a slot, in order."""
+    end = step.end
+    found = []
+    while True:
+        content = recording.content_before(key, end)
+        if content is None or content.event < step.first:
+            break
+        found.append((content.event, content))
+        end = content.event
+    yield from reversed(found)
