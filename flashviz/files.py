@@ -233,11 +233,17 @@ def load(path: str | os.PathLike[str]) -> Recording:
 
 def schema() -> dict[str, Any]:
     """The JSON schema of the file format."""
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": f"flashviz recording, version {VERSION}",
-        **msgspec.json.schema(_File),
-    }
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+    return {**head, "title": f"flashviz recording, version {VERSION}", **_sorted(msgspec.json.schema(_File))}
+
+
+def _sorted(node: Any) -> Any:
+    """The same schema, its alternatives in an order that does not depend on the version of msgspec."""
+    if isinstance(node, dict):
+        free = ("anyOf", "enum", "required")
+        made = {k: _sorted(v) for k, v in sorted(node.items())}
+        return {k: sorted(v, key=json.dumps) if k in free else v for k, v in made.items()}
+    return [_sorted(v) for v in node] if isinstance(node, (list, tuple)) else node
 
 
 # -- what a recording must be: checked on the file's types, before anything is made of them --------------------------

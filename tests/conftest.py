@@ -6,8 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 import never_executed
+
+# A machine that is busy is no failure: pytest-timeout bounds each test.
+settings.register_profile("flashviz", deadline=None)
+settings.load_profile("flashviz")
 
 NO_BROWSER = pytest.StashKey[int]()
 

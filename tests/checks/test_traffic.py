@@ -29,7 +29,7 @@ def runs(draw):
     return run, B * Hkv * group, group, Nq, Nk, d, Br, Bc, causal
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(runs())
 def test_flash_attention_2_costs_what_algorithms_md_says(case):
     run, heads, group, Nq, Nk, d, Br, Bc, causal = case
