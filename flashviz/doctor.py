@@ -305,7 +305,7 @@ def _gpu(found: dict[str, Finding]) -> Finding:
 CHECKS: tuple[Check, ...] = (
     Check("python", "everything", _python),
     Check("numpy", "the tile programs", _package("numpy", (1, 26))),
-    Check("msgspec", "saving and loading recordings", _package("msgspec", (0, 22))),
+    Check("msgspec", "saving and loading recordings", _package("msgspec", (0, 18, 6))),
     Check("pygments", "the source beside the picture", _package("pygments", (2, 17))),
     Check("matplotlib", "the pictures", _matplotlib, after=("numpy",)),
     Check("ipywidgets", "the player", _ipywidgets),
