@@ -23,6 +23,8 @@ _WHERE = {
     "Values": "slots",
     "Recording": "recording",
     "Recorder": "recorder",
+    "flash_attention_1": "programs.flash_attention_1",
+    "FlashAttention1": "programs.flash_attention_1",
     "flash_attention_2": "programs.flash_attention_2",
     "FlashAttention2": "programs.flash_attention_2",
     "Run": "programs.base",
@@ -60,6 +62,8 @@ if TYPE_CHECKING:
     from flashviz.programs.base import Run as Run
     from flashviz.programs.base import action as action
     from flashviz.programs.device import DeviceError as DeviceError
+    from flashviz.programs.flash_attention_1 import FlashAttention1 as FlashAttention1
+    from flashviz.programs.flash_attention_1 import flash_attention_1 as flash_attention_1
     from flashviz.programs.flash_attention_2 import FlashAttention2 as FlashAttention2
     from flashviz.programs.flash_attention_2 import flash_attention_2 as flash_attention_2
     from flashviz.recorder import Recorder as Recorder

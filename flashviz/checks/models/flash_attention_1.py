@@ -1,0 +1,28 @@
+"""FlashAttention-1 (arXiv 2205.14135): K, V cross once; Q, and O, m, l both ways, once for every K, V tile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def model(params: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    """Elements by tensor, of the loops. Causal row blocks meet only the key tiles that one of their rows sees.
+
+    That O, m and l are set in HBM before the loops, Nq·(d + 2) writes a head, is counted apart.
+    """
+    Nq, Nk, d, Br, Bc = (int(params[name]) for name in ("Nq", "Nk", "d", "Br", "Bc"))
+    heads = int(params.get("B", 1)) * int(params.get("Hq", 1))
+    rows = 0  # rows of Q that arrive: Tc · Nq where nothing is masked
+    for i in range(-(-Nq // Br)):
+        last = min((i + 1) * Br, Nq) + Nk - Nq if params.get("causal") else Nk
+        rows += (min((i + 1) * Br, Nq) - i * Br) * -(-min(max(last, 0), Nk) // Bc)
+    kv, carry, output = heads * Nk * d, heads * rows, heads * rows * d
+    return {
+        "Q": (output, 0),
+        "K": (kv, 0),
+        "V": (kv, 0),
+        "O": (output, output),
+        "m": (carry, carry),
+        "l": (carry, carry),
+    }
