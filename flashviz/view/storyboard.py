@@ -56,7 +56,7 @@ def storyboard(run: Any, steps: Sequence[int] | range | slice | None = None, *, 
     >>> import numpy as np, flashviz as fv
     >>> x = np.eye(4, dtype="float32")
     >>> storyboard(fv.flash_attention_2(x, x, x, Br=2, Bc=2, device="numpy"))
-    <Figure size 1150x1233 with 1 Axes>
+    <Figure size 1150x1108.72 with 1 Axes>
     """
     recording = as_recording(run)
     if isinstance(steps, slice):

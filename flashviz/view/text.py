@@ -35,7 +35,15 @@ def printable(text: str) -> str:
 def ems(text: str) -> float:
     """At most how wide a line of text is, in units of its size."""
     return sum(
-        0.42 if c in _NARROW else 1.0 if c in _WIDE or not c.isascii() else 0.79 if c.isupper() or c == "&" else 0.64
+        0.42
+        if c in _NARROW
+        else 1.0
+        if c in _WIDE
+        else 1.1
+        if not c.isascii()
+        else 0.79
+        if c.isupper() or c == "&"
+        else 0.64
         for c in text
     )
 
