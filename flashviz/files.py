@@ -9,16 +9,14 @@ The published schema is ``docs/recording.schema.json``; ``python -m flashviz.fil
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import gc
 import json
 import math
 import operator
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
@@ -28,7 +26,7 @@ import numpy as np
 
 from flashviz import events
 from flashviz.events import Barrier, Change, Event, Finding, Launch, Move, Part, Source, Step, Trace
-from flashviz.recording import Recording, as_recording
+from flashviz.recording import Recording, as_recording, no_collector
 from flashviz.slots import SCOPES, Slot, Values, shape_text
 
 FORMAT = "flashviz-recording"
@@ -89,6 +87,7 @@ def _derive(cls: type, tag: str | None = None, head: tuple[tuple[str, Any], ...]
         omit_defaults=True,
         forbid_unknown_fields=True,
         module=__name__,
+        gc=False,
         namespace={"__doc__": (cls.__doc__ or "").split("\n")[0]},
     )
     _RECORDS[cls] = made
@@ -182,7 +181,7 @@ def loads(data: bytes, name: str = "recording") -> Recording:
             newer = head.version > VERSION
             hint = "it was written by a newer flashviz: update flashviz" if newer else "no flashviz wrote it"
             raise RecordingFileError(f"{name} has version {head.version}, this flashviz reads {VERSION}; {hint}")
-        with _no_collector():
+        with no_collector():
             file = msgspec.json.decode(data, type=_File)
             _check(file, name)
             recording: Recording = _loader(Recording)(file)
@@ -194,18 +193,6 @@ def loads(data: bytes, name: str = "recording") -> Recording:
         what = "is truncated" if "truncated" in str(error) else "is not JSON"
         raise RecordingFileError(f"{name} {what}, {len(data):,} bytes: {error}") from None
     return recording
-
-
-@contextlib.contextmanager
-def _no_collector() -> Iterator[None]:
-    """Half a million new objects and no garbage: looking for it would take longer than making them."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 def save_json(recording: Any, path: str | os.PathLike[str]) -> Path:

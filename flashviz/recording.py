@@ -6,7 +6,10 @@ indexed in well under a second; nothing here draws, and nothing here knows an al
 
 from __future__ import annotations
 
+import contextlib
+import gc
 from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -137,7 +140,8 @@ class Recording:
 
     @cached_property
     def _histories(self) -> dict[Key, _History]:
-        return _replay(self)
+        with no_collector():
+            return _replay(self)
 
     def touched(self, key: Key, first: int, end: int) -> bool:
         """Whether an event in ``[first, end)`` made content for ``key``."""
@@ -203,6 +207,18 @@ class Recording:
     def part(self, steps: range | slice) -> tuple[int, ...]:
         """The numbers of the steps that a range or slice names."""
         return tuple(range(len(self.steps)))[steps] if isinstance(steps, slice) else tuple(steps)
+
+
+@contextlib.contextmanager
+def no_collector() -> Iterator[None]:
+    """Half a million new objects and no garbage: looking for it would take longer than making them."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def _replay(recording: Recording) -> dict[Key, _History]:
