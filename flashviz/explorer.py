@@ -9,8 +9,8 @@ from typing import Any
 import ipywidgets as widgets
 
 from flashviz.checks.traffic import traffic
-from flashviz.player import Player
-from flashviz.recording import as_recording
+from flashviz.player import Player, close_all, remember
+from flashviz.recording import Recording, as_recording
 from flashviz.view.storyboard import png, storyboard
 
 
@@ -22,21 +22,23 @@ class Explorer:
 
     def __init__(self, make: Callable[..., Any], **ranges: tuple[int, int, int]) -> None:
         self._make = make
-        self._sliders = {}
-        for name, (low, value, high) in ranges.items():
-            if not low <= value <= high:
-                raise ValueError(f"{name}=({low}, {value}, {high}): give (least, value at the start, most)")
-            self._sliders[name] = widgets.IntSlider(
-                value=value, min=low, max=high, description=name, continuous_update=False
-            )
+        for name, limits in ranges.items():
+            if len(limits) != 3 or not limits[0] <= limits[1] <= limits[2]:
+                raise ValueError(f"{name}={limits}: give (least, value at the start, most)")
+        recording = as_recording(make(**{name: value for name, (_, value, _) in ranges.items()}))
+        self._sliders = {
+            name: widgets.IntSlider(value=value, min=low, max=high, description=name, continuous_update=False)
+            for name, (low, value, high) in ranges.items()
+        }
         self._note = widgets.HTML()
         self._place = widgets.VBox()
-        self.player: Player | None = None
+        self._closed = False
         row = widgets.HBox(list(self._sliders.values()), layout=widgets.Layout(flex_flow="row wrap"))
         self.widget = widgets.VBox([row, self._note, self._place])
         for slider in self._sliders.values():
             slider.observe(self._changed, "value")
-        self._record()
+        self.player: Player | None = None
+        self._show(recording)
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{name}={slider.value}" for name, slider in self._sliders.items())
@@ -48,19 +50,37 @@ class Explorer:
         return {name: slider.value for name, slider in self._sliders.items()}
 
     def set(self, **values: int) -> None:
-        """Move sliders."""
+        """Move sliders: past either end, to the end.
+
+        Raises:
+            KeyError: there is no slider of that name.
+        """
         for name, value in values.items():
+            if name not in self._sliders:
+                raise KeyError(f"no slider {name!r}; there are {', '.join(self._sliders)}")
             self._sliders[name].value = value
+
+    def close(self) -> None:
+        """Close the widgets and the player's."""
+        if not self._closed:
+            self._closed = True
+            if self.player is not None:
+                self.player.close()
+            self._place.children = ()
+            close_all(self.widget)
 
     def _changed(self, _: Any) -> None:
         try:
-            self._record()
-        except (ValueError, TypeError, IndexError) as error:
-            self._note.value = f'<div role="alert">{escape(str(error))}</div>'
+            self._show(as_recording(self._make(**self.values)))
+        except Exception as error:  # the reader's own function: whatever it raises has to be seen
+            text = f"{type(error).__name__}: {error}"
+            self._note.value = f'<div role="alert" style="white-space:pre-wrap">{escape(text)}</div>'
 
-    def _record(self) -> None:
-        recording = as_recording(self._make(**self.values))
-        old, self.player = self.player, Player(recording)
+    def _show(self, recording: Recording) -> None:
+        old = self.player
+        self.player = Player(recording, speed=old.speed.value if old else 1.0)
+        if old is not None and old.page.value in [value for _, value in self.player.page.options]:
+            self.player.page.value = old.page.value
         counted = traffic(recording)
         trips = ", ".join(f"{name} {trip:g}" for name, trip in counted.trips.items())
         self._note.value = (
@@ -74,12 +94,11 @@ class Explorer:
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         del include, exclude
         assert self.player is not None
-        view = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
-        return {
-            "text/plain": repr(self),
-            "image/png": png(storyboard(self.player.recording)),
-            "application/vnd.jupyter.widget-view+json": view,
-        }
+        bundle: dict[str, Any] = {"text/plain": repr(self), "image/png": png(storyboard(self.player.recording))}
+        if not self._closed:
+            view = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
+            bundle["application/vnd.jupyter.widget-view+json"] = view
+        return bundle
 
 
 def explore(make: Callable[..., Any], **ranges: tuple[int, int, int]) -> Explorer:
@@ -92,4 +111,6 @@ def explore(make: Callable[..., Any], **ranges: tuple[int, int, int]) -> Explore
     Raises:
         ValueError: a range is not in order; and whatever ``make`` raises for the values at the start.
     """
-    return Explorer(make, **ranges)
+    explorer = Explorer(make, **ranges)
+    remember(explorer)
+    return explorer

@@ -25,7 +25,11 @@ SPEEDS = (("0.5 ×", 0.5), ("1 ×", 1.0), ("2 ×", 2.0), ("4 ×", 4.0))
 PAUSE_MS = 350
 """How long a step stands still after its tween while playing."""
 LANGUAGES = {"python": "Python", "cuda": "CUDA"}
-_open: dict[str, tuple[int, list[Player]]] = {}
+MOST_FRAMES = 400
+"""Frames that are kept as text; an older one is drawn again when it is asked for."""
+MOST_ALIKE = 4
+"""Players that stay open of the same code, where the front end does not say which cell runs."""
+_open: dict[str, list[tuple[int, Any]]] = {}
 
 
 class Player:
@@ -44,9 +48,9 @@ class Player:
 
     def __init__(self, run: Any, steps: range | slice | Sequence[int] | None = None, *, speed: float = 1.0) -> None:
         self.recording: Recording = as_recording(run)
-        self.steps = _part(self.recording, steps)
+        self.steps = panel.part_of(self.recording, steps)
         if speed not in [v for _, v in SPEEDS]:
-            raise ValueError(f"speed={speed}: choose one of {', '.join(str(v) for _, v in SPEEDS)}")
+            raise ValueError(f"speed={speed}: choose one of {', '.join(f'{v:g}' for _, v in SPEEDS)}")
         self._name = f"fv{uuid.uuid4().hex[:8]}"
         self._frames: dict[tuple[int, bool], str] = {}
         self._counts = running(self.recording)
@@ -56,7 +60,6 @@ class Player:
         self._closed = False
         self._build(speed)
         self._show(0, tween=False)
-        _remember(self)
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -74,9 +77,8 @@ class Player:
             layout=w.Layout(flex="1 1 180px", width="auto", min_width="140px"),
         )  # fmt: skip
         self.play = w.Play(value=0, min=0, max=last, step=1, layout=w.Layout(flex="0 0 auto"))
-        for trait in ("show_repeat", "_repeat", "repeat"):
-            if trait in self.play.traits():
-                setattr(self.play, trait, False)
+        self.play.add_class("fv-play")
+        self.play.show_repeat = False
         self.box = w.BoundedIntText(
             value=0, min=0, max=last, description="Go to", layout=w.Layout(width="130px"),
             style={"description_width": "46px"},
@@ -87,6 +89,7 @@ class Player:
             options=SPEEDS, value=speed, description="Speed", layout=w.Layout(width="130px"),
             style={"description_width": "46px"},
         )  # fmt: skip
+        self.speed.add_class("fv-speed")
         self.buttons = [
             w.Button(description=text, tooltip=tip, layout=w.Layout(width="72px", flex="0 0 auto"))
             for text, tip in (
@@ -96,7 +99,7 @@ class Player:
                 ("Last »", "Last step"),
             )
         ]
-        options = [(f"{n} · {self.recording.steps[s].label}", n) for n, s in enumerate(self.steps)]
+        options = [(text, n) for n, text in enumerate(panel.options_of(self.recording, self.steps))]
         self.list = w.Select(options=options, value=0, rows=9, layout=w.Layout(width="auto", height="176px"))
         self.list.add_class("fv-list")
         self.picture = w.HTML(layout=w.Layout(width="auto"))
@@ -107,11 +110,12 @@ class Player:
         pages = [(LANGUAGES.get(s.language, s.language), n) for n, s in enumerate(self.recording.code)]
         self.page = w.ToggleButtons(options=[*pages, ("Numbers", -1)], style={"button_width": "auto"})
         style = w.HTML(f"<style>{panel.STYLE}</style>", layout=w.Layout(display="none"))
-        legend = w.HTML(panel.legend_html(self.recording) + panel.NAMES)
+        legend = w.HTML(panel.legend_html(self.recording) + panel.NAMES, layout=w.Layout(width="auto"))
         row = w.Layout(display="flex", flex_flow="row wrap", align_items="center")
         controls = w.HBox([self.play, *self.buttons, self.slider, self.box, self.speed], layout=row)
-        left = w.VBox([self.picture, self.counts, legend], layout=w.Layout(flex="1 1 400px", max_width="600px"))
-        side = [self.list, self.where, self.page, self.beside, self.mark]
+        left = w.VBox([self.picture, legend])
+        left.add_class("fv-left")
+        side = [self.list, self.where, self.counts, self.page, self.beside, self.mark]
         right = w.VBox(
             side, layout=w.Layout(flex="1 1 380px", min_width="300px", overflow="hidden", padding="0 0 0 12px")
         )
@@ -119,10 +123,10 @@ class Player:
         self.widget = w.VBox([controls, both, style])
         self.widget.add_class("fv-player")
         self.widget.add_class(self._name)
-        widgets.jslink((self.play, "value"), (self.slider, "value"))
-        self.slider.observe(self._moved, "value")
-        self.box.observe(self._moved, "value")
-        self.list.observe(self._moved, "value")
+        # Not linked in the browser: what the kernel sends back about an earlier value would then move the slider while
+        # it is dragged. One value goes to the kernel, one picture comes back, and everything else follows it.
+        for control in (self.slider, self.play, self.box, self.list):
+            control.observe(self._moved, "value")
         self.page.observe(self._turned, "value")
         self.speed.observe(self._sped, "value")
         goals = (lambda: 0, lambda: self.index - 1, lambda: self.index + 1, lambda: last)
@@ -154,6 +158,8 @@ class Player:
         key = (index, tween)
         if key not in self._frames:
             kind = "t" if tween else "s"
+            while len(self._frames) >= MOST_FRAMES:
+                del self._frames[next(iter(self._frames))]
             self._frames[key] = frame_svg(self.recording, self.steps[index], f"{self._name}{kind}{index}", tween=tween)
         return self._frames[key]
 
@@ -163,7 +169,8 @@ class Player:
         step = self.recording.steps[self.steps[index]]
         self._busy = True
         try:
-            self.picture.value = self.frame(index, follows if tween is None else tween)
+            svg = self.frame(index, follows if tween is None else tween)
+            self.picture.value = f'<div class="fv-pic" data-index="{index}">{svg}</div>'
             self.slider.value = self.box.value = self.list.value = self.play.value = index
         finally:
             self._busy = False
@@ -196,7 +203,7 @@ class Player:
         self.mark.value = f"<style>.{self._name}{{--fv-step:{tween:.0f}ms}}{marked}</style>"
 
     def _counts_html(self, index: int) -> str:
-        return f'<div class="fv-now">{escape(panel.counts_text(self._counts[self.steps[index]]))}</div>'
+        return f'<div class="fv-now fv-counts">{escape(panel.counts_text(self._counts[self.steps[index]]))}</div>'
 
     # -- where it is displayed -------------------------------------------------------------------------------------
 
@@ -213,8 +220,7 @@ class Player:
         """Close the widgets; the frames stay."""
         if not self._closed:
             self._closed = True
-            for widget in _tree(self.widget):
-                widget.close()
+            close_all(self.widget)
 
 
 def play(run: Any, steps: range | slice | Sequence[int] | None = None, *, speed: float = 1.0) -> Player:
@@ -228,44 +234,43 @@ def play(run: Any, steps: range | slice | Sequence[int] | None = None, *, speed:
     Raises:
         ValueError: the run was made with ``record=False``, the part is empty, or there is no such speed.
         IndexError: there is no such step.
+        TypeError: not a run or a recording, or ``steps`` is neither a range, a slice nor numbers.
     """
-    return Player(run, steps, speed=speed)
+    player = Player(run, steps, speed=speed)
+    remember(player)
+    return player
 
 
-def _part(recording: Recording, steps: range | slice | Sequence[int] | None) -> tuple[int, ...]:
-    everything = tuple(range(len(recording.steps)))
-    if not everything:
-        raise ValueError("this recording has no steps")
-    if steps is None:
-        return everything
-    chosen = everything[steps] if isinstance(steps, slice) else tuple(int(s) for s in steps)
-    if not chosen:
-        raise ValueError(f"steps={steps!r} names none of the {len(everything)} steps")
-    for number in chosen:
-        recording.check_step(number)
-    return tuple(s % len(everything) for s in chosen)
+def close_all(widget: Any) -> None:
+    """Close a widget, what is in it, and their layouts and styles."""
+    for child in getattr(widget, "children", ()):
+        close_all(child)
+    for part in (widget.layout, getattr(widget, "style", None), widget):
+        if isinstance(part, widgets.Widget):
+            part.close()
 
 
-def _tree(widget: Any) -> list[Any]:
-    return [x for child in getattr(widget, "children", ()) for x in _tree(child)] + [widget]
+def remember(shown: Any) -> None:
+    """Close what earlier runs of the same cell made. Outside a notebook it does nothing.
 
-
-def _remember(player: Player) -> None:
-    """Close the players that an earlier run of the same cell made."""
+    Where the front end does not say which cell runs, the code stands for the cell. Two cells may hold the same code, so
+    the latest few are left open then.
+    """
     try:
         from IPython import get_ipython
 
         shell: Any = get_ipython()
-        parent = shell.get_parent() if shell is not None else {}
-        cell = parent.get("metadata", {}).get("cellId") or parent.get("content", {}).get("code")
-        count = int(shell.execution_count) if shell is not None else 0
+        parent = shell.get_parent()
+        run = int(shell.execution_count)
     except (ImportError, AttributeError):
         return
-    if not cell:
+    cell = parent.get("metadata", {}).get("cellId")
+    key = cell or parent.get("content", {}).get("code")
+    if not key:
         return
-    run, players = _open.get(cell, (count, []))
-    if run != count:
-        for old in players:
-            old.close()
-        players = []
-    _open[cell] = (count, [*players, player])
+    known = _open.get(key, [])
+    old = [entry for entry in known if entry[0] != run]
+    keep = 0 if cell else MOST_ALIKE - 1
+    for _, player in old[: max(0, len(old) - keep)]:
+        player.close()
+    _open[key] = [*old[max(0, len(old) - keep) :], *(e for e in known if e[0] == run), (run, shown)]

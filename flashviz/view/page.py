@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import uuid
 import zlib
 from collections.abc import Sequence
 from html import escape
@@ -22,14 +21,14 @@ class Page:
 
     Args:
         run: a run or a recording.
-        steps: the part to show; everything when not given.
-        name: begins every id in it; unique in the page it is put in.
+        steps: the part to show, as a range, a slice or step numbers; everything when not given.
+        name: begins every id in it; the script adds something of its own, so that pages do not disturb each other.
     """
 
-    def __init__(self, run: Any, steps: Sequence[int] | range | None = None, name: str | None = None) -> None:
+    def __init__(self, run: Any, steps: range | slice | Sequence[int] | None = None, name: str = "fvpage") -> None:
         self.recording: Recording = as_recording(run)
-        self.steps = list(range(len(self.recording.steps))) if steps is None else list(steps)
-        self.name = name or f"fvp{uuid.uuid4().hex[:8]}"
+        self.steps = panel.part_of(self.recording, steps)
+        self.name = name
 
     def __repr__(self) -> str:
         return f"Page({len(self.steps)} steps of {self.recording.algorithm})"
@@ -61,8 +60,8 @@ class Page:
         """The player as a piece of HTML."""
         raw = json.dumps(self.data(), separators=(",", ":")).encode()
         packed = base64.b64encode(zlib.compress(raw, 9)).decode()
-        labels = [self.recording.steps[n].label for n in self.steps]
-        options = "".join(f'<option value="{n}">{n} · {escape(text)}</option>' for n, text in enumerate(labels))
+        labels = panel.options_of(self.recording, self.steps)
+        options = "".join(f'<option value="{n}">{escape(text)}</option>' for n, text in enumerate(labels))
         text = files("flashviz.view").joinpath("page.html").read_text(encoding="utf-8")
         values = {
             "NAME": self.name,
@@ -88,11 +87,11 @@ class Page:
         )
 
 
-def page(run: Any, steps: Sequence[int] | range | None = None) -> Page:
+def page(run: Any, steps: range | slice | Sequence[int] | None = None) -> Page:
     """A player that needs no kernel and no widgets: the same steps, code and controls as one piece of HTML.
 
     Args:
         run: a run or a recording.
-        steps: the part to show; everything when not given.
+        steps: the part to show, as a range, a slice or step numbers; everything when not given.
     """
     return Page(run, steps)

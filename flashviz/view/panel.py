@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from html import escape
+from operator import index
 
 from flashviz.checks.traffic import Running
 from flashviz.events import Source, Step
 from flashviz.recording import Recording
+from flashviz.view.draw import HEIGHT, WIDTH
 from flashviz.view.numbers import rows_of
 from flashviz.view.palette import HUES, OUTLINE, STALE, Hue, fill_of, hue_of
 from flashviz.view.scene import layout_for, levels_of, others_of
@@ -25,32 +27,76 @@ _GO = (
 )
 _KEY = "if(event.key==='Enter'||event.key===' '){event.preventDefault();this.click()}"
 _SEE = "const p=this.closest('.fv-code');p.scrollTop=this.offsetTop-p.clientHeight/4"
-NAMES = (
-    '<span class="fv-named" onanimationstart="const r=this.closest(\'.fv-player\'),n=(s,t)=>r.querySelectorAll(s)'
-    ".forEach(e=>e.setAttribute('aria-label',t));n('.noUi-handle','Step');n('.fv-list select','Steps')\"></span>"
+_NAME = (
+    "const r=this.closest('.fv-player'),n=(s,...t)=>r.querySelectorAll(s).forEach((e,k)=>{"
+    "e.setAttribute('aria-label',t[k%t.length]);e.setAttribute('data-lm-suppress-shortcuts','true')});"
+    "n('.noUi-handle','Step');n('.fv-list select','Steps');n('.fv-speed select','Speed');"
+    "r.querySelectorAll('.fv-play button').forEach((e,k)=>e.setAttribute('aria-label',['Play or pause','Stop'][k]||''))"
 )
-"""Once in a page, gives the controls that ipywidgets leaves unnamed a name for screen readers."""
+NAMES = f'<span class="fv-named" onanimationstart="{_NAME}"></span>'
+"""Once in a player: names the controls that ipywidgets leaves unnamed, and keeps Jupyter's one-key commands (``1`` makes
+a heading of the cell, arrows leave it) away from its slider and its lists."""
 
 STYLE = """
 @keyframes fv-named{from{opacity:.99}}.fv-named{animation:fv-named 1ms}
-.fv-code{position:relative;height:330px;overflow:auto;margin:0;padding:8px 0;background:#fafafa;color:#27272a;
- border:1px solid #d4d4d8;border-radius:6px;font:12px/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
-.fv-code code{display:block;width:max-content;min-width:100%;background:none;color:inherit;font:inherit;padding:0}
+.fv-player{--fv-beside:clamp(220px,calc(78vh - 300px),420px)}
+.fv-player .fv-left{flex:1 1 400px;max-width:min(600px,64vh)}
+.fv-player .fv-pic{aspect-ratio:RATIO}.fv-player .fv-pic svg{display:block}
+.fv-player .fv-code{position:relative;height:var(--fv-beside);box-sizing:border-box;overflow:auto;margin:0;padding:8px 0;
+ background:#fafafa;color:#27272a;border:1px solid #d4d4d8;border-radius:6px;white-space:pre;
+ font:12px/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
+.fv-player .fv-code code{display:block;width:max-content;min-width:100%;background:none;color:inherit;font:inherit;
+ padding:0}
 .fv-l{display:block;white-space:pre;padding:0 10px 0 0}
-.fv-l::before{content:attr(data-n);display:inline-block;width:2.6em;margin-right:1em;text-align:right;color:#71717a}
+.fv-l::before{content:attr(data-n);display:inline-block;width:2.6em;margin-right:1em;text-align:right;color:#63636b}
 .fv-a{display:block;cursor:pointer;border-left:3px solid transparent}
 .fv-a:hover{background:#f4f4f5}.fv-a:focus-visible{outline:2px solid #2563eb;outline-offset:-2px}
-.fv-now{color:var(--jp-ui-font-color1,inherit);font:13px/1.4 system-ui,sans-serif;min-height:1.4em}
-.fv-numbers{height:330px;overflow:auto;background:#fafafa;color:#27272a;border:1px solid #d4d4d8;border-radius:6px;
- padding:8px;box-sizing:border-box;font:12px/1.35 system-ui,sans-serif}
-.fv-numbers table{border-collapse:collapse;margin:2px 0 10px;font-family:ui-monospace,Menlo,Consolas,monospace}
-.fv-numbers td{padding:1px 6px;text-align:right;border:1px solid #e4e4e7;background:#fff;color:#27272a}
-.fv-numbers h4{margin:0;font:600 12px system-ui,sans-serif;color:#27272a}
-.fv-legend{display:flex;flex-wrap:wrap;gap:4px 14px;font:12px/1.5 system-ui,sans-serif;
+.fv-now{color:var(--jp-ui-font-color1,inherit);font:13px/1.4 system-ui,sans-serif;height:1.4em;overflow:hidden;
+ white-space:pre;text-overflow:ellipsis}
+.fv-now.fv-counts{height:2.8em;font-variant-numeric:tabular-nums}
+.fv-player .fv-numbers{height:var(--fv-beside);overflow:auto;background:#fafafa;color:#27272a;border:1px solid #d4d4d8;
+ border-radius:6px;padding:8px;box-sizing:border-box;font:12px/1.35 system-ui,sans-serif}
+.fv-player .fv-numbers table{border-collapse:collapse;margin:2px 0 10px;font:12px ui-monospace,Menlo,Consolas,monospace}
+.fv-player .fv-numbers tr{background:none}
+.fv-player .fv-numbers td{padding:1px 6px;text-align:right;border:1px solid #e4e4e7;background:#fff;color:#27272a}
+.fv-player .fv-numbers h4{margin:0;font:600 12px system-ui,sans-serif;color:#27272a}
+.fv-legend{display:flex;flex-wrap:wrap;gap:4px 14px;font:12px/1.5 system-ui,sans-serif;padding-top:6px;
  color:var(--jp-ui-font-color1,inherit)}
 .fv-chip{display:inline-block;width:1.6em;height:.9em;vertical-align:-.1em;margin-right:.4em;border:1.5px solid}
-"""
-"""Styles of the panels: their own light ground, so that they read the same in a dark theme."""
+""".replace("RATIO", f"{WIDTH:g}/{HEIGHT:g}")
+"""Styles of the panels: their own light ground, so that they read the same in a dark theme, and heights that no step
+changes. The picture's width is limited so that it fits below the controls on a laptop's screen."""
+
+
+def part_of(recording: Recording, steps: range | slice | Sequence[int] | None) -> tuple[int, ...]:
+    """The numbers of the steps to play: everything when not given; negative numbers count from the end.
+
+    Raises:
+        ValueError: no steps; IndexError: there is no such step; TypeError: not a range, a slice or numbers.
+    """
+    everything = tuple(range(len(recording.steps)))
+    if not everything:
+        raise ValueError("this recording has no steps")
+    if steps is None:
+        return everything
+    try:
+        chosen = everything[steps] if isinstance(steps, slice) else tuple(index(s) for s in steps)
+    except TypeError:
+        raise TypeError(
+            f"steps={steps!r}: give a range, a slice or step numbers, such as range(0, {len(everything)})"
+        ) from None
+    if not chosen:
+        raise ValueError(f"steps={steps!r} names none of the {len(everything)} steps (0 to {len(everything) - 1})")
+    for number in chosen:
+        recording.check_step(number)
+    return tuple(s % len(everything) for s in chosen)
+
+
+def options_of(recording: Recording, numbers: Sequence[int]) -> list[str]:
+    """The step list: position and label; in a part also the step's own number, where it is another."""
+    own = [f" (step {n})" if n != position else "" for position, n in enumerate(numbers)]
+    labels = [recording.steps[n].label for n in numbers]
+    return [f"{position} · {label}{number}" for position, (label, number) in enumerate(zip(labels, own, strict=True))]
 
 
 @lru_cache(maxsize=32)
@@ -95,6 +141,7 @@ def code_html(source: Source, targets: Mapping[str, Sequence[int]]) -> str:
             go = _GO.format(targets=",".join(str(int(t)) for t in steps[:MOST_TARGETS]))
             click = f' role="button" tabindex="0" onclick="{go}" onkeydown="{_KEY}"' if steps else ""
             title = escape(f"{name}: go to its next step" if steps else f"{name}: not performed here", quote=True)
+            click = f'{click} aria-label="{title} (line {n})"' if steps else ""
             body = "".join(_line(k, lines[k - 1]) for k in range(n, min(last, len(lines)) + 1))
             out.append(
                 f'<span class="fv-a {action_class(name)}" title="{title}"{click} onanimationstart="{_SEE}">{body}</span>'
@@ -104,7 +151,7 @@ def code_html(source: Source, targets: Mapping[str, Sequence[int]]) -> str:
             out.append(_line(n, lines[n - 1]))
             n += 1
     name = escape(source.name, quote=True)
-    return f'<pre class="fv-code" tabindex="0" aria-label="source of {name}"><code>{"".join(out)}</code></pre>'
+    return f'<pre class="fv-code" tabindex="0" role="region" aria-label="source of {name}"><code>{"".join(out)}</code></pre>'
 
 
 def _line(number: int, html: str) -> str:
@@ -131,10 +178,10 @@ def where_text(step: Step) -> str:
 
 
 def counts_text(now: Running) -> str:
-    """What has crossed HBM so far, in words."""
+    """What has crossed HBM so far, in words: a line for each direction."""
     fetches, stores = "fetch" if now.fetches == 1 else "fetches", "store" if now.stores == 1 else "stores"
     return (
-        f"{now.fetches} {fetches} from HBM, {now.bytes_read:,} bytes · "
+        f"{now.fetches} {fetches} from HBM, {now.bytes_read:,} bytes\n"
         f"{now.stores} {stores} to HBM, {now.bytes_written:,} bytes"
     )
 
@@ -160,7 +207,9 @@ def numbers_html(recording: Recording, number: int) -> str:
                 "<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows_of(content.values.array)
             )
             parts.append(f"<h4>{head}</h4><table>{rows}</table>")
-    return f'<div class="fv-numbers" tabindex="0" aria-label="numbers in the slots">{"".join(parts)}</div>'
+    return (
+        f'<div class="fv-numbers" tabindex="0" role="region" aria-label="numbers in the slots">{"".join(parts)}</div>'
+    )
 
 
 def legend_html(recording: Recording) -> str:
