@@ -66,13 +66,14 @@ def action(text: str, part: str = "") -> Callable[[Method], Method]:
         def perform(self: Program, *args: int, **kwargs: int) -> None:
             if not self.r.in_block:
                 raise RuntimeError(f"{method.__name__} before a block has begun: call begin(i) first")
-            given = {**dict(zip(names, args, strict=False)), **kwargs}
-            tiles = given if "i" in self.loop[1::2] else {"i": self.i, **given}
+            given = self.counted(method.__name__, {**dict(zip(names, args, strict=False)), **kwargs})
+            tiles = {**self.place, **given}
             loops = [(loop, v) for loop, v in zip(self.loop[::2], self.loop[1::2], strict=True) if v in given]
             where = "".join(f"{v} = {given[v]} · " for _, v in loops)
             label = f"{self.r.block_name} · {where}{text}"
             where = ", ".join(f"{loop}: {given[v]}" for loop, v in loops)
-            caption = f"[{where}] {text}" if where else text
+            self.prefix = f"[{where}] " if where else ""
+            caption = self.prefix + text
             name = method.__name__
             if not part:
                 with self.r.step(label, caption, action=name, tiles=tiles), quiet():
@@ -101,6 +102,20 @@ class Program:
     loop: tuple[str, ...] = ("loop", "j")
     r: Recorder
     i = 0
+    prefix = ""
+
+    def counted(self, action: str, given: dict[str, int]) -> dict[str, int]:
+        """The loop variables of an action: those it was given, and those that a program counts by itself."""
+        return given
+
+    def say(self, text: str) -> None:
+        """Inside an action: the caption of its step, where it can be said only once the numbers are known."""
+        self.r.caption(self.prefix + text)
+
+    @property
+    def place(self) -> dict[str, int]:
+        """The variables that the block itself fixes, with their values: the row block i, unless it is a loop inside."""
+        return {} if "i" in self.loop[1::2] else {"i": self.i}
 
     @classmethod
     def action_names(cls) -> tuple[str, ...]:

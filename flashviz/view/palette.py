@@ -43,7 +43,7 @@ OTHERS = (
 )
 """For tensors with names of a reader's own, in the order in which they appear."""
 
-ALIASES = {"L": "l", "d": "l", "o": "O", "P": "S", "q": "Q", "k": "K", "v": "V"}
+ALIASES = {"L": "l", "Ls": "l", "Os": "O", "d": "l", "o": "O", "P": "S", "q": "Q", "k": "K", "v": "V"}
 
 
 def hue_of(tensor: str, others: tuple[str, ...] = ()) -> Hue:
