@@ -27,6 +27,8 @@ _WHERE = {
     "FlashAttention1": "programs.flash_attention_1",
     "flash_attention_2": "programs.flash_attention_2",
     "FlashAttention2": "programs.flash_attention_2",
+    "flash_decoding": "programs.flash_decoding",
+    "FlashDecoding": "programs.flash_decoding",
     "Run": "programs.base",
     "Program": "programs.base",
     "action": "programs.base",
@@ -66,6 +68,8 @@ if TYPE_CHECKING:
     from flashviz.programs.flash_attention_1 import flash_attention_1 as flash_attention_1
     from flashviz.programs.flash_attention_2 import FlashAttention2 as FlashAttention2
     from flashviz.programs.flash_attention_2 import flash_attention_2 as flash_attention_2
+    from flashviz.programs.flash_decoding import FlashDecoding as FlashDecoding
+    from flashviz.programs.flash_decoding import flash_decoding as flash_decoding
     from flashviz.recorder import Recorder as Recorder
     from flashviz.recording import Recording as Recording
     from flashviz.slots import Block as Block

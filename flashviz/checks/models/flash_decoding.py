@@ -1,0 +1,24 @@
+"""Flash decoding: q once for each split, K and V once for all query heads that share them, the partials out and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def model(params: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    """Elements by tensor. A split that gets no tile still reads its q and writes O = 0 and L = -inf."""
+    Nq, Nk, d, splits = (int(params[name]) for name in ("Nq", "Nk", "d", "splits"))
+    B, Hq, Hkv = (int(params.get(name, 1)) for name in ("B", "Hq", "Hkv"))
+    rows = B * Hq * Nq
+    kv = B * Hkv * Nk * d
+    partial = splits * rows
+    return {
+        "Q": (splits * rows * d, 0),
+        "K": (kv, 0),
+        "V": (kv, 0),
+        "Os": (partial * d, partial * d),
+        "Ls": (partial, partial),
+        "O": (0, rows * d),
+        "L": (0, rows),
+    }
