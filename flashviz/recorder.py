@@ -208,11 +208,18 @@ class Recorder:
         return nullcontext(self._launch)
 
     def block(
-        self, tile: int = 0, head: int = 0, batch: int = 0, name: str | None = None
+        self,
+        tile: int = 0,
+        head: int = 0,
+        batch: int = 0,
+        name: str | None = None,
+        *,
+        caption: str | None = None,
     ) -> AbstractContextManager[Block]:
         """A block begins, its shared memory and registers empty: steps are its own until another block begins.
 
-        A plain call, or the head of a ``with``. ``name`` is what the step list calls it, ``"block 1"`` when not given.
+        A plain call, or the head of a ``with``. ``name`` is what the step list calls it, ``"block 1"`` when not given,
+        and ``caption`` what the picture says.
         """
         if self._launch < 0:
             raise RuntimeError("a block begins inside a launch: call r.launch(kernel, grid, threads) first")
@@ -222,7 +229,7 @@ class Recorder:
         self._name = name or f"block {tile}"
         again = any(s.block is not None for s in self._steps)
         text = "visualize another block" if again else "visualize a single block"
-        with self.step(f"visualize {self.block_name}", text):
+        with self.step(f"visualize {self.block_name}", caption or text):
             self._emit(Begin(self._launch, self._block))
         return nullcontext(self._block)
 
@@ -301,6 +308,11 @@ class Recorder:
         finally:
             self._stack.pop()
             opened.end = len(self._events)
+
+    def caption(self, text: str) -> None:
+        """What the picture says at the open step, known only now: it replaces the caption the step was opened with."""
+        if self._stack:
+            self._stack[0].caption = text
 
     # -- what is done ----------------------------------------------------------------------------------------------
 

@@ -524,3 +524,24 @@ def test_params_and_code_travel():
     assert (recording.params, recording.source, recording.device) == ({"N": 3}, "kernel", "gpu")
     recording.params["N"] = 5
     assert r.recording().params == {"N": 3}
+
+
+def test_captions_that_are_known_only_now():
+    r = Recorder("a")
+    x, xi = r.tensor("x", np.arange(2.0), tile=1), r.slot("xi", (1,))
+    r.launch("k")
+    r.caption("no step is open: nothing happens")
+    r.block(0, name="row 0", caption="a block for the row")
+    with r.step("load x0", "load"):
+        r.move(x[0], xi)
+        r.caption(f"load {r.read(xi)[0]:g}")
+    with r.step("whole"), r.step("part", "part's own"):
+        r.move(x[1], xi)
+        r.caption("whole, said from inside its part")
+    made = [(s.label, s.caption) for s in r.recording().steps[1:]]
+    assert made == [
+        ("visualize row 0", "a block for the row"),
+        ("load x0", "load 0"),
+        ("whole", "whole, said from inside its part"),
+    ]
+    assert r.recording().steps[-1].parts[0].caption == "part's own"
