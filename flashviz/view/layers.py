@@ -33,7 +33,7 @@ def layers_of(recording: Recording, layout: Layout, slot: Slot, step: Step) -> l
     out = [Layer(before)] if before else []
     moved: tuple[Content, Box | None] | None = None
     changed: Content | None = None
-    cells = False
+    cells = given = False
     for n, content in contents_within(recording, key, step):
         event = recording.events[n]
         if isinstance(event, Move):
@@ -43,10 +43,11 @@ def layers_of(recording: Recording, layout: Layout, slot: Slot, step: Step) -> l
             out = [Layer(content)]
         else:
             cells = cells or bool(getattr(event, "cells", False))
+            given = getattr(event, "role", "") == "init" and event.launch >= 0
             changed = content
     if changed is not None and not _looks_new(moved[0] if moved else before, changed):
-        if moved is None:
-            out = [Layer(changed)]
+        if moved is None:  # a kernel that gives an output its first value leaves it drawn empty: the ring says it
+            out = [Layer(changed, None, 0, 1.0, fills=True)] if given else [Layer(changed)]
         changed = None
     half = 0.5 if moved and changed else 1.0
     if moved:
