@@ -294,6 +294,31 @@ def test_each_launch_shows_its_own_slots_and_grid(four):
     assert second.boxes["w"].cells == (1, 2)
 
 
+def test_the_tiles_of_a_split_stand_together_beside_its_partial_answer(four):
+    boxes = layout_of(four.recording, four.recording.blocks(0)[0], 0).boxes
+
+    def between(a, b):
+        return boxes[a].y - boxes[a].h / 2 - boxes[b].y - boxes[b].h / 2
+
+    assert between("K1", "K2") == pytest.approx(3 * between("K0", "K1"))
+    for s in range(2):
+        tiles = boxes[f"V{2 * s}"], boxes[f"V{2 * s + 1}"]
+        assert boxes[f"Os{s}"].y == pytest.approx((tiles[0].y + tiles[1].y) / 2)
+        assert boxes[f"Os{s}"].h == pytest.approx(tiles[0].y - tiles[1].y + tiles[0].h)
+
+
+@given(st.integers(1, 40), st.integers(1, 5), st.integers(1, 40))
+@settings(max_examples=30)
+def test_every_box_is_on_the_canvas_and_on_chip_slots_do_not_overlap(Nk, Bc, splits):
+    x = np.ones((Nk, 2))
+    recording = fv.flash_decoding(x[:1], x, x, splits=splits, Bc=Bc, device="numpy", keep_values=0).recording
+    for launch in (0, 1):
+        boxes = layout_of(recording, recording.blocks(launch)[0], launch).boxes
+        assert all(abs(b.x) + b.w / 2 <= 4.7 and -6 <= b.y - b.h / 2 and b.y + b.h / 2 <= 5.4 for b in boxes.values())
+        chip = sorted((b for name, b in boxes.items() if not recording.slot(name).shared_by_grid), key=lambda b: b.x)
+        assert all(a.x + a.w / 2 <= b.x - b.w / 2 + 1e-9 for a, b in zip(chip, chip[1:], strict=False) if a.y == b.y)
+
+
 def test_partial_answers_are_attention_over_their_own_keys(four):
     recording = four.recording
     k, v = (np.concatenate([recording.values(0, f"{name}{j}") for j in range(4)]) for name in "KV")
