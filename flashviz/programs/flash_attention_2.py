@@ -148,12 +148,10 @@ class FlashAttention2(Program):
         """The new maximum and denominator; Sij becomes probabilities, and Oi is scaled to the new maximum."""
         r = self.r
         m, l, p, correction = softmax_step(self.rows_of(self.mi), self.rows_of(self.li), self.rows_of(self.Sij))
-        r.change(self.Sij, p, reads=(self.Sij, self.mi), role="rescale")
-        r.change(
-            self.Oi, self.rows_of(self.Oi) * correction[:, None], reads=(self.Oi, self.mi, self.Sij), role="rescale"
-        )
-        r.change(self.li, l, reads=(self.li, self.mi, self.Sij))
         r.change(self.mi, m, reads=(self.mi, self.Sij))
+        r.change(self.Sij, p, reads=(self.Sij, self.mi), role="rescale")
+        r.change(self.li, l, reads=(self.li, self.mi, self.Sij))
+        r.change(self.Oi, self.rows_of(self.Oi) * correction[:, None], reads=(self.Oi, self.mi), role="rescale")
         r.barrier("block", "probabilities and the scaled Oi are written before all threads use them")
 
     @action("update mi, li and Oi", part="accumulate")

@@ -280,7 +280,7 @@ DOES = {  # what each action moves and changes, in order
     "load_k": ["Sij:stale", "mi:stale", "li:stale", "K>Kj"],
     "load_v": ["V>Vj", "|"],
     "scores": ["Sij:compute", "|"],
-    "softmax": ["Sij:rescale", "Oi:rescale", "li:compute", "mi:compute", "|"],
+    "softmax": ["mi:compute", "Sij:rescale", "li:compute", "Oi:rescale", "|"],
     "accumulate": ["Oi:compute", "|"],
     "store_o": ["Oi>O li>L"],
 }
