@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import tempfile
 from collections.abc import Iterator, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+
 from flashviz.recording import Recording
-from flashviz.view.draw import HEIGHT, WIDTH, blank, draw
-from flashviz.view.palette import GROUND
+from flashviz.view.draw import HEIGHT, WIDTH, blank
+from flashviz.view.palette import GROUND, OUTLINE, STALE, TEXT
+from flashviz.view.paths import Paths, add_all
 from flashviz.view.scene import scene
+from flashviz.view.shapes import Shape
 from flashviz.view.svg import css_id, fragment, tween_css
+from flashviz.view.text import clean
 
 TWEEN_S, PAUSE_S = 0.9, 0.5
 FRAMES = 9
@@ -66,81 +75,119 @@ def movie_svg(recording: Recording, steps: Sequence[int], prefix: str = "fv") ->
 
 def css_title(recording: Recording) -> str:
     """What the movie is, for screen readers."""
-    from html import escape
-
-    return escape(f"{recording.algorithm.replace('_', ' ')}: {len(recording.steps)} steps")
+    return escape(clean(f"{recording.algorithm.replace('_', ' ')}: {len(recording.steps)} steps"))
 
 
-def pictures(recording: Recording, steps: Sequence[int], dpi: float) -> Iterator[tuple[Any, float]]:
-    """(RGB array, seconds it stands) for every picture of a movie."""
-    import numpy as np
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+Picture = np.ndarray[Any, np.dtype[np.uint8]]
 
+
+def pictures(recording: Recording, steps: Sequence[int], dpi: float) -> Iterator[tuple[Picture, float]]:
+    """(RGB array, seconds it stands) for every picture of a movie; pictures that are alike are one object."""
+    figure, axes = blank(dpi)
+    canvas: Any = FigureCanvasAgg(figure)
+    last: tuple[Shape, ...] = ()
+    array = np.zeros((0, 0, 3), np.uint8)
     for position, number in enumerate(steps):
         times = [1.0] if position == 0 else [k / FRAMES for k in range(1, FRAMES + 1)]
         for t in times:
-            figure, axes = blank(dpi)
-            draw(axes, (s for s in scene(recording, number, t).shapes if t < 1 or not s.under))
-            canvas: Any = FigureCanvasAgg(figure)
-            canvas.draw()
-            last = TWEEN_S / FRAMES + PAUSE_S if len(times) > 1 else TWEEN_S + PAUSE_S
-            yield np.asarray(canvas.buffer_rgba())[..., :3].copy(), last if t == 1.0 else TWEEN_S / FRAMES
+            shapes = scene(recording, number, t).shapes
+            if shapes != last:
+                paths = Paths(1.0)
+                add_all(paths, (s for s in shapes if t < 1 or not s.under))
+                artist = paths.draw(axes)
+                canvas.draw()
+                artist.remove()
+                array = np.asarray(canvas.buffer_rgba())[..., :3].copy()
+                last = shapes
+            still = TWEEN_S / FRAMES + PAUSE_S if len(times) > 1 else TWEEN_S + PAUSE_S
+            yield array, still if t == 1.0 else TWEEN_S / FRAMES
+
+
+def colors_of(recording: Recording, steps: Sequence[int]) -> list[tuple[int, int, int]]:
+    """At most 256 colours for a GIF: every solid one of these steps, and what lies between it, the ground and the ink."""
+    solid: dict[str, None] = dict.fromkeys((GROUND, TEXT, OUTLINE, STALE))
+    for number in steps:
+        for shape in scene(recording, number, 1.0).shapes:
+            solid |= dict.fromkeys(c for c in (getattr(shape, "fill", None), getattr(shape, "stroke", None)) if c)
+    kept = [(int(c[1:3], 16), int(c[3:5], 16), int(c[5:7], 16)) for c in solid]
+    for part in (0.5, 0.25, 0.75):
+        for to in kept[:2]:
+            for color in kept[: len(solid)]:
+                r, g, b = (round(x + (y - x) * part) for x, y in zip(color, to, strict=True))
+                # Pillow looks colours up in steps of 4: one close to a solid colour could be taken for it.
+                if all(max(abs(r - x), abs(g - y), abs(b - z)) >= 9 for x, y, z in kept):
+                    kept.append((r, g, b))
+    return kept[:256]
 
 
 def save_gif(recording: Recording, steps: Sequence[int], path: Path, dpi: float = 60.0) -> None:
     """Write a GIF; each step takes the same time, also where pictures are alike."""
     from PIL import Image
 
-    frames: list[Any] = []
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([x for color in colors_of(recording, steps) for x in color])
+    images: list[Any] = []
     times: list[int] = []
     due = 0.0
+    before: Picture | None = None
     for array, seconds in pictures(recording, steps, dpi):
         due += seconds * 100
         now = round(due) - sum(times)
-        if frames and array.tobytes() == frames[-1][1]:
+        if array is before:
             times[-1] += now
         else:
-            frames.append((Image.fromarray(array), array.tobytes()))
+            images.append(Image.fromarray(array).quantize(palette=palette, dither=Image.Dither.NONE))
             times.append(now)
-    colors = frames[-1][0].quantize(128)
-    images = [image.quantize(palette=colors, dither=Image.Dither.NONE) for image, _ in frames]
+        before = array
     durations = [10 * t for t in times]
     images[0].save(path, "GIF", save_all=True, append_images=images[1:], duration=durations, loop=0, disposal=1)
 
 
-def need_ffmpeg(name: str) -> None:
-    """Say what to do where MP4 cannot be written.
+def need_ffmpeg(name: str) -> str:
+    """The path of ffmpeg, or what to do where MP4 cannot be written.
 
     Raises:
         RuntimeError: there is no ffmpeg.
     """
-    if shutil.which("ffmpeg") is None:
+    program = shutil.which("ffmpeg")
+    if program is None:
         raise RuntimeError(
             f"{name}: writing MP4 needs the program ffmpeg, which is not on the PATH; install it "
             "(conda install -c conda-forge ffmpeg, apt-get install ffmpeg, brew install ffmpeg, winget install ffmpeg), "
             "or save a .gif or .html, which need nothing"
         )
+    return program
 
 
 def save_mp4(recording: Recording, steps: Sequence[int], path: Path, dpi: float = 90.0) -> None:
-    """Write an MP4 through matplotlib's ffmpeg writer; see :func:`need_ffmpeg`."""
-    from matplotlib.animation import FFMpegWriter
-    from matplotlib.figure import Figure
+    """Write an MP4 by piping the pictures into ffmpeg.
 
-    rate = 20
-    writer = FFMpegWriter(fps=rate, codec="h264", extra_args=["-pix_fmt", "yuv420p"])
-    width, height = (round(x / 72 * dpi / 2) * 2 for x in (WIDTH, HEIGHT))
-    figure = Figure(figsize=(width / dpi, height / dpi), dpi=dpi)
-    axes = figure.add_axes((0, 0, 1, 1))
-    axes.set_axis_off()
-    with writer.saving(figure, str(path), dpi):
-        due = 0.0
-        written = 0
-        for array, seconds in pictures(recording, steps, dpi):
-            axes.clear()
-            axes.set_axis_off()
-            axes.imshow(array, aspect="auto")
-            due += seconds * rate
-            while written < round(due):
-                writer.grab_frame()
-                written += 1
+    Raises:
+        RuntimeError: there is no ffmpeg, or it failed; with the end of what it said.
+    """
+    program = need_ffmpeg(path.name)
+    rate, due, written = 20, 0.0, 0
+    width, height = (round(x / 72 * dpi) for x in (WIDTH, HEIGHT))
+    source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", str(rate), "-i", "-"]
+    target = ["-an", "-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2", "-pix_fmt", "yuv420p", "-f", "mp4", str(path)]
+    with tempfile.TemporaryFile() as said:
+        command = [program, "-y", "-loglevel", "error", *source, *target]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=said, stderr=said) as ffmpeg:
+            assert ffmpeg.stdin is not None
+            try:
+                for array, seconds in pictures(recording, steps, dpi):
+                    due += seconds * rate
+                    data = array.tobytes()
+                    while written < round(due):
+                        ffmpeg.stdin.write(data)
+                        written += 1
+                ffmpeg.stdin.close()
+            except BrokenPipeError:
+                pass  # it ended early: its exit status and its words say why
+            except BaseException:
+                ffmpeg.kill()
+                raise
+        if ffmpeg.returncode:
+            said.seek(0)
+            words = said.read().decode(errors="replace").strip()[-500:]
+            raise RuntimeError(f"ffmpeg could not write the MP4 (exit status {ffmpeg.returncode}): {words}")

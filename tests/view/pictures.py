@@ -56,7 +56,10 @@ Extent = tuple[float, float, float, float]
 def letters(text: str, size: float) -> tuple[float, float]:
     """Width and height in canvas units of what matplotlib draws for a text of one or more lines."""
     lines = text.split("\n")
-    boxes = [TextPath((0, 0), line or " ", size=size, prop=PROP).get_extents() for line in lines]
+    paths = [TextPath((0, 0), line, size=size, prop=PROP) for line in lines if line.strip()]
+    boxes = [path.get_extents() for path in paths if len(path.vertices)]
+    if not boxes:
+        return 0.0, 0.0
     return max(b.width for b in boxes) / UNIT, (boxes[0].height + 1.2 * size * (len(lines) - 1)) / UNIT
 
 
