@@ -23,6 +23,9 @@ _WHERE = {
     "Values": "slots",
     "Recording": "recording",
     "Recorder": "recorder",
+    "online_softmax": "programs.online_softmax",
+    "OnlineSoftmax": "programs.online_softmax",
+    "SoftmaxRun": "programs.online_softmax",
     "flash_attention_1": "programs.flash_attention_1",
     "FlashAttention1": "programs.flash_attention_1",
     "flash_attention_2": "programs.flash_attention_2",
@@ -70,6 +73,9 @@ if TYPE_CHECKING:
     from flashviz.programs.flash_attention_2 import flash_attention_2 as flash_attention_2
     from flashviz.programs.flash_decoding import FlashDecoding as FlashDecoding
     from flashviz.programs.flash_decoding import flash_decoding as flash_decoding
+    from flashviz.programs.online_softmax import OnlineSoftmax as OnlineSoftmax
+    from flashviz.programs.online_softmax import SoftmaxRun as SoftmaxRun
+    from flashviz.programs.online_softmax import online_softmax as online_softmax
     from flashviz.recorder import Recorder as Recorder
     from flashviz.recording import Recording as Recording
     from flashviz.slots import Block as Block
