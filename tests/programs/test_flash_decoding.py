@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -314,9 +315,9 @@ def test_every_box_is_on_the_canvas_and_on_chip_slots_do_not_overlap(Nk, Bc, spl
     recording = fv.flash_decoding(x[:1], x, x, splits=splits, Bc=Bc, device="numpy", keep_values=0).recording
     for launch in (0, 1):
         boxes = layout_of(recording, recording.blocks(launch)[0], launch).boxes
-        assert all(abs(b.x) + b.w / 2 <= 4.7 and -6 <= b.y - b.h / 2 and b.y + b.h / 2 <= 5.4 for b in boxes.values())
+        assert all(abs(b.x) + b.w / 2 <= 4.7 and b.y - b.h / 2 >= -6 and b.y + b.h / 2 <= 5.4 for b in boxes.values())
         chip = sorted((b for name, b in boxes.items() if not recording.slot(name).shared_by_grid), key=lambda b: b.x)
-        assert all(a.x + a.w / 2 <= b.x - b.w / 2 + 1e-9 for a, b in zip(chip, chip[1:], strict=False) if a.y == b.y)
+        assert all(a.x + a.w / 2 <= b.x - b.w / 2 + 1e-9 for a, b in pairwise(chip) if a.y == b.y)
 
 
 def test_partial_answers_are_attention_over_their_own_keys(four):
