@@ -32,6 +32,8 @@ _WHERE = {
     "FlashAttention2": "programs.flash_attention_2",
     "flash_decoding": "programs.flash_decoding",
     "FlashDecoding": "programs.flash_decoding",
+    "standard_attention": "programs.standard_attention",
+    "StandardAttention": "programs.standard_attention",
     "Run": "programs.base",
     "Program": "programs.base",
     "action": "programs.base",
@@ -76,6 +78,8 @@ if TYPE_CHECKING:
     from flashviz.programs.online_softmax import OnlineSoftmax as OnlineSoftmax
     from flashviz.programs.online_softmax import SoftmaxRun as SoftmaxRun
     from flashviz.programs.online_softmax import online_softmax as online_softmax
+    from flashviz.programs.standard_attention import StandardAttention as StandardAttention
+    from flashviz.programs.standard_attention import standard_attention as standard_attention
     from flashviz.recorder import Recorder as Recorder
     from flashviz.recording import Recording as Recording
     from flashviz.slots import Block as Block
