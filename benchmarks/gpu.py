@@ -147,24 +147,42 @@ def numeric_cases() -> list[tuple[str, tuple[int, ...], tuple[int, int], float |
     return cases
 
 
+class Checks:
+    """Runs checks one by one: a failure is kept and said, and the others go on.
+
+    What a check returns, if anything, are the errors of O and L as fractions of the bound; the worst are kept.
+    """
+
+    def __init__(self, say: Any) -> None:
+        self.say, self.failures, self.worst, self.count = say, [], [0.0, 0.0], 0
+
+    def __call__(self, title: str, work: Any) -> None:
+        """Run one check."""
+        self.count += 1
+        try:
+            errors = work()
+            if errors:
+                self.worst = [max(a, b) for a, b in zip(self.worst, errors, strict=True)]
+        except Exception as error:
+            self.failures.append(f"{title}: {type(error).__name__}: {error}")
+            self.say(self.failures[-1])
+
+    def result(self) -> dict[str, Any]:
+        """What is reported."""
+        return {
+            "cases": self.count,
+            "failures": self.failures,
+            "bound": BOUND,
+            "worst O, of the bound": self.worst[0],
+            "worst L, of the bound": self.worst[1],
+        }
+
+
 def part_checks(say: Any) -> dict[str, Any]:
     import cupy
 
     rng = np.random.default_rng(2307)
-    failures: list[str] = []
-    worst = [0.0, 0.0]
-    count = 0
-
-    def check(title: str, work: Any) -> None:
-        nonlocal count
-        count += 1
-        try:
-            errors = work()
-            if errors:
-                worst[:] = [max(a, b) for a, b in zip(worst, errors, strict=True)]
-        except Exception as error:
-            failures.append(f"{title}: {type(error).__name__}: {error}")
-            say(failures[-1])
+    check = Checks(say)
 
     def numeric(sizes: Any, blocks: Any, scale: Any, causal: bool) -> tuple[float, float]:
         Q, K, V = random(rng, *sizes)
@@ -293,18 +311,12 @@ def part_checks(say: Any) -> dict[str, Any]:
         ),
     )
     say(next((line for line in crash.stdout.splitlines() if "failed on the GPU" in line), ""))
-    return {
-        "cases": count,
-        "failures": failures,
-        "bound": BOUND,
-        "worst O, of the bound": worst[0],
-        "worst L, of the bound": worst[1],
-    }
+    return check.result()
 
 
-def planted(folder: Path, name: str, old: str, new: str, which: int = 0) -> Path:
-    """A copy of the kernel with the `which`-th occurrence of `old` replaced."""
-    text = cuda.find("flash_attention_2").text
+def planted(folder: Path, name: str, old: str, new: str, which: int = 0, file: str = "flash_attention_2") -> Path:
+    """A copy of a kernel file with the `which`-th occurrence of `old` replaced."""
+    text = cuda.find(file).text
     at = [m.start() for m in re.finditer(re.escape(old), text)][which]
     path = folder / f"{name}.cu"
     path.write_text(text[:at] + new + text[at + len(old) :])
@@ -322,7 +334,7 @@ def run_group(command: list[str], limit: float) -> str:
             raise
 
 
-def sanitize(tool: str, file: str, limit: float = 60) -> dict[str, Any]:
+def sanitize(tool: str, file: str, limit: float = 60, script: str = __file__) -> dict[str, Any]:
     start = time.perf_counter()
     command = [
         "compute-sanitizer",
@@ -331,7 +343,7 @@ def sanitize(tool: str, file: str, limit: float = 60) -> dict[str, Any]:
         "--print-limit",
         "3",
         sys.executable,
-        __file__,
+        script,
         "--sanitize-run",
         file,
     ]
@@ -354,38 +366,35 @@ def sanitize(tool: str, file: str, limit: float = 60) -> dict[str, Any]:
     }
 
 
-def part_sanitizer(say: Any) -> dict[str, Any]:
+FAULTS = {  # title: tool, what is replaced, by what
+    "K read past its end": ("memcheck", "k < Nk ? K[", "k <= Nk ? K["),
+    "O written past its end": ("memcheck", "if (q < Nq) O[", "if (q <= Nq) O["),
+    "O read before it is written": (
+        "initcheck",
+        "Oi[r][x] = 0.f;",
+        "Oi[r][x] = q < Nq ? O[(long long)q * D + x] : 0.f;",
+    ),
+    "a barrier for some threads only": ("synccheck", "TRACE(store_o, i);", "if (threadIdx.x % 2) __syncthreads();"),
+}
+
+
+def part_sanitizer(
+    say: Any, file: str = "flash_attention_2", faults: Any = FAULTS, script: str = __file__
+) -> dict[str, Any]:
+    """The four tools on a kernel file, which must be clean, and on copies with faults, which must be found."""
     if not shutil.which("compute-sanitizer"):
         raise RuntimeError("compute-sanitizer is not on the PATH")
     results: dict[str, Any] = {"clean": {}, "planted": {}}
     with tempfile.TemporaryDirectory() as name, concurrent.futures.ThreadPoolExecutor(4) as pool:
         folder = Path(name)
-        barriers = cuda.find("flash_attention_2").text.count("__syncthreads();")
-        jobs = {
-            ("clean", tool): (tool, "flash_attention_2") for tool in ("memcheck", "racecheck", "initcheck", "synccheck")
-        }
+        barriers = cuda.find(file).text.count("__syncthreads();")
+        jobs = {("clean", tool): (tool, file) for tool in ("memcheck", "racecheck", "initcheck", "synccheck")}
         for n in range(barriers):
-            jobs["planted", f"barrier {n + 1} of {barriers} deleted"] = (
-                "racecheck",
-                str(planted(folder, f"barrier{n}", "__syncthreads();", "", n)),
-            )
-        jobs["planted", "K read past its end"] = (
-            "memcheck",
-            str(planted(folder, "read", "k < Nk ? K[", "k <= Nk ? K[")),
-        )
-        jobs["planted", "O written past its end"] = (
-            "memcheck",
-            str(planted(folder, "write", "if (q < Nq) O[", "if (q <= Nq) O[")),
-        )
-        jobs["planted", "O read before it is written"] = (
-            "initcheck",
-            str(planted(folder, "init", "Oi[r][x] = 0.f;", "Oi[r][x] = q < Nq ? O[(long long)q * D + x] : 0.f;")),
-        )
-        jobs["planted", "a barrier for some threads only"] = (
-            "synccheck",
-            str(planted(folder, "sync", "TRACE(store_o, i);", "if (threadIdx.x % 2) __syncthreads();")),
-        )
-        futures = {key: pool.submit(sanitize, *job) for key, job in jobs.items()}
+            copy = planted(folder, f"barrier{n}", "__syncthreads();", "", n, file)
+            jobs["planted", f"barrier {n + 1} of {barriers} deleted"] = ("racecheck", str(copy))
+        for n, (title, (tool, old, new)) in enumerate(faults.items()):
+            jobs["planted", title] = (tool, str(planted(folder, f"fault{n}", old, new, 0, file)))
+        futures = {key: pool.submit(sanitize, *job, script=script) for key, job in jobs.items()}
         for (kind, title), future in futures.items():
             results[kind][title] = future.result()
             say(f"{kind} · {title}: {future.result()}")
@@ -428,10 +437,10 @@ def crash_run() -> None:
             print("CRASH NAMED")
 
 
-def part_times(say: Any) -> dict[str, Any]:
+def copy_bandwidth(say: Any) -> float:
+    """TB/s of a device-to-device copy of 4 GiB, bytes read plus bytes written."""
     import cupy
 
-    rows: list[dict[str, Any]] = []
     big = 1 << 30
     a, b = cupy.ones(big, np.float32), cupy.empty(big, np.float32)
     events = [(cupy.cuda.Event(), cupy.cuda.Event()) for _ in range(20)]
@@ -445,6 +454,26 @@ def part_times(say: Any) -> dict[str, Any]:
     say(f"device copy {copy:.2f} TB/s")
     del a, b
     cupy.get_default_memory_pool().free_all_blocks()
+    return float(copy)
+
+
+def torch_times(torch: Any, work: Any, repeat: int = 21) -> tuple[list[float], Any]:
+    """Milliseconds of each call of ``work`` after three warm-ups, by CUDA events, and what the last one returned."""
+    pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeat)]
+    for n in range(repeat + 3):
+        start, end = pairs[max(0, n - 3)]
+        start.record()
+        out = work()
+        end.record()
+    torch.cuda.synchronize()
+    return [s.elapsed_time(e) for s, e in pairs], out
+
+
+def part_times(say: Any) -> dict[str, Any]:
+    import cupy
+
+    rows: list[dict[str, Any]] = []
+    copy = copy_bandwidth(say)
     try:
         import torch
         from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -483,16 +512,9 @@ def part_times(say: Any) -> dict[str, Any]:
         for name in ("EFFICIENT_ATTENTION", "MATH"):
             try:
                 with sdpa_kernel(getattr(SDPBackend, name)):
-                    pairs = [
-                        (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(21)
-                    ]
-                    for n in range(24):
-                        start, end = pairs[max(0, n - 3)]
-                        start.record()
-                        out = torch.nn.functional.scaled_dot_product_attention(q, k, v)
-                        end.record()
-                    torch.cuda.synchronize()
-                row(f"torch {name}", [s.elapsed_time(e) for s, e in pairs])
+                    attend = torch.nn.functional.scaled_dot_product_attention
+                    times, out = torch_times(torch, lambda q=q, k=k, v=v, attend=attend: attend(q, k, v))
+                row(f"torch {name}", times)
                 difference = float((out - torch.from_dlpack(O)).abs().max())
                 rows[-1]["largest difference from the kernel"] = difference
                 del out
@@ -537,7 +559,8 @@ def machine() -> dict[str, Any]:
     return info
 
 
-def markdown(result: dict[str, Any]) -> str:
+def markdown(result: dict[str, Any], times: Any = None) -> str:
+    """The report as Markdown; ``times`` makes the lines of the part of that name, this script's own when not given."""
     lines = ["# GPU run", "", "| | |", "| --- | --- |"]
     lines += [f"| {key} | {value} |" for key, value in result.get("machine", {}).items()]
     if "cases" in (checks := result.get("checks", {})):
@@ -552,15 +575,8 @@ def markdown(result: dict[str, Any]) -> str:
         lines += [
             f"| {title} | {r['tool']} | {r['summary']} | {r['where']} | {r['seconds']} |" for title, r in rows.items()
         ]
-    if rows := result.get("times", {}).get("rows"):
-        lines += [
-            "",
-            f"Device copy {result['times']['copy TB/s']:.2f} TB/s.",
-            "",
-            "| d | N | what | ms | TFLOP/s |",
-            "| --- | --- | --- | --- | --- |",
-        ]
-        lines += [f"| {r['d']} | {r['N']} | {r['what']} | {r['ms']:.3f} | {r['TFLOP/s']:.2f} |" for r in rows]
+    if result.get("times", {}).get("rows"):
+        lines += (times or times_table)(result["times"])
     lines += [
         "",
         *(
@@ -572,15 +588,37 @@ def markdown(result: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def times_table(times: dict[str, Any]) -> list[str]:
+    lines = ["", f"Device copy {times['copy TB/s']:.2f} TB/s.", "", "| d | N | what | ms | TFLOP/s |"]
+    lines += ["| --- | --- | --- | --- | --- |"]
+    return lines + [
+        f"| {r['d']} | {r['N']} | {r['what']} | {r['ms']:.3f} | {r['TFLOP/s']:.2f} |" for r in times["rows"]
+    ]
+
+
+def main(
+    parts: Any = None,
+    *,
+    name: str = "gpu",
+    text: str | None = __doc__,
+    small: Any = None,
+    times: Any = None,
+) -> int:
+    """Run parts one by one and write NAME.json and NAME.md after each; 1 when something failed.
+
+    ``parts`` are functions that take ``say`` and return what is reported, in order; ``small`` runs the small shapes for
+    compute-sanitizer; ``times`` makes the report's lines of the part "times". This script's own when not given.
+    """
+    small = small or sanitize_run
+    parts = parts or {"checks": part_checks, "times": part_times, "sanitizer": part_sanitizer}
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
-    parser.add_argument("--parts", default="checks,times,sanitizer")
+    parser.add_argument("--parts", default=",".join(parts))
     parser.add_argument("--sanitize-run", metavar="FILE")
     parser.add_argument("--crash-run", action="store_true")
     options = parser.parse_args()
     if options.sanitize_run or options.crash_run:
-        crash_run() if options.crash_run else sanitize_run(options.sanitize_run)
+        crash_run() if options.crash_run else small(options.sanitize_run)
         return 0
     started = time.perf_counter()
     result: dict[str, Any] = {}
@@ -588,21 +626,20 @@ def main() -> int:
     def say(text: str) -> None:
         print(f"[{time.perf_counter() - started:6.1f} s] {text}", flush=True)
 
-    parts = {"machine": lambda _: machine(), "checks": part_checks, "times": part_times, "sanitizer": part_sanitizer}
-    for name, part in parts.items():
-        if name != "machine" and name not in options.parts.split(","):
+    for title, part in {"machine": lambda _: machine(), **parts}.items():
+        if title != "machine" and title not in options.parts.split(","):
             continue
-        say(name)
+        say(title)
         try:
-            result[name] = part(say)
+            result[title] = part(say)
         except Exception as error:
             traceback.print_exc()
-            result[name] = {"error": f"{type(error).__name__}: {error}"}
+            result[title] = {"error": f"{type(error).__name__}: {error}"}
         options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "gpu.json").write_text(json.dumps(result, indent=1))
-        (options.out / "gpu.md").write_text(markdown(result))
+        (options.out / f"{name}.json").write_text(json.dumps(result, indent=1))
+        (options.out / f"{name}.md").write_text(markdown(result, times))
     say("done")
-    print(markdown(result))
+    print(markdown(result, times))
     checks, sanitizer = result.get("checks", {}), result.get("sanitizer", {})
     failed = (
         any("error" in part for part in result.values())
