@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_player import PNG, VIEW, Shell, open_widgets
+from playing import PNG, VIEW, Shell, open_widgets
 
 import flashviz as fv
 from flashviz import player as players

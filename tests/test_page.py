@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_player import made
+from playing import made
 
 import flashviz as fv
 

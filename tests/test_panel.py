@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_player import made
+from playing import made
 
 import flashviz as fv
 from flashviz.events import Source

@@ -41,9 +41,10 @@ STYLE = """
 @keyframes fv-named{from{opacity:.99}}.fv-named{animation:fv-named 1ms}
 .fv-player{--fv-beside:clamp(220px,calc(78vh - 300px),420px)}
 .fv-player .fv-left{flex:1 1 400px;max-width:min(600px,64vh)}
+.fv-player .widget-html-content{width:100%;min-width:0}
 .fv-player .fv-pic{aspect-ratio:RATIO}.fv-player .fv-pic svg{display:block}
-.fv-player .fv-code{position:relative;height:var(--fv-beside);box-sizing:border-box;overflow:auto;margin:0;padding:8px 0;
- background:#fafafa;color:#27272a;border:1px solid #d4d4d8;border-radius:6px;white-space:pre;
+.fv-player .fv-code{position:relative;height:var(--fv-beside);box-sizing:border-box;overflow:auto;margin:4px 0 0;
+ padding:8px 0;background:#fafafa;color:#27272a;border:1px solid #d4d4d8;border-radius:6px;white-space:pre;
  font:12px/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
 .fv-player .fv-code code{display:block;width:max-content;min-width:100%;background:none;color:inherit;font:inherit;
  padding:0}
@@ -54,8 +55,8 @@ STYLE = """
 .fv-now{color:var(--jp-ui-font-color1,inherit);font:13px/1.4 system-ui,sans-serif;height:1.4em;overflow:hidden;
  white-space:pre;text-overflow:ellipsis}
 .fv-now.fv-counts{height:2.8em;font-variant-numeric:tabular-nums}
-.fv-player .fv-numbers{height:var(--fv-beside);overflow:auto;background:#fafafa;color:#27272a;border:1px solid #d4d4d8;
- border-radius:6px;padding:8px;box-sizing:border-box;font:12px/1.35 system-ui,sans-serif}
+.fv-player .fv-numbers{height:var(--fv-beside);overflow:auto;margin:4px 0 0;background:#fafafa;color:#27272a;
+ border:1px solid #d4d4d8;border-radius:6px;padding:8px;box-sizing:border-box;font:12px/1.35 system-ui,sans-serif}
 .fv-player .fv-numbers table{border-collapse:collapse;margin:2px 0 10px;font:12px ui-monospace,Menlo,Consolas,monospace}
 .fv-player .fv-numbers tr{background:none}
 .fv-player .fv-numbers td{padding:1px 6px;text-align:right;border:1px solid #e4e4e7;background:#fff;color:#27272a}
