@@ -196,12 +196,11 @@ class OnlineSoftmax(Program):
     def load_x(self, i: int) -> None:
         """xi replaces the last tile: what was computed from that one alone, or does not include this one yet, is stale."""
         r = self.r
-        old = [self.pi]
-        old += [self.m] if self.in_m < self.T else []
-        old += [self.d] if self.in_d < self.T else []
-        old += [self.c] if self.form != "safe" else []
-        old += [self.w] if self.form == "fused" else []
-        r.stale(*old)
+        r.stale(self.pi)
+        if self.in_m < self.T:
+            r.stale(self.m)
+        if self.in_d < self.T:
+            r.stale(self.d, *([] if self.form == "safe" else [self.c]), *([self.w] if self.form == "fused" else []))
         r.move(self.xs[self.row][i], self.xi)
 
     @action("new maximum m")
@@ -329,8 +328,8 @@ def _n(x: Any) -> str:
     return f"{float(np.asarray(x).ravel()[0]):.4g}"
 
 
-def launch_kernel(s: OnlineSoftmax) -> np.ndarray:
-    """y [R, N] or o [R, D] from ``kernels/online_softmax.cu``, launched through CuPy on outputs filled with NaN.
+def launch_kernel(s: OnlineSoftmax, device: str = "gpu") -> np.ndarray:
+    """y [R, N] or o [R, D] from ``kernels/online_softmax.cu``, launched on outputs filled with NaN.
 
     Raises:
         LaunchError: the tile does not fit this GPU; says which would. KernelError: it failed while it ran.
@@ -340,7 +339,7 @@ def launch_kernel(s: OnlineSoftmax) -> np.ndarray:
     out = np.empty_like(s.output)
     template = {"Tile": s.tile} if s.V is None else {"Tile": s.tile, "D": s.V.shape[1]}
     kernel = cuda.Kernel(FILE, template=template, function=f"{s.form}_softmax")
-    cuda.launch(kernel, (s.x, out, s.N) if s.V is None else (s.x, s.V, out, s.N), poison=True)
+    cuda.launch(kernel, (s.x, out, s.N) if s.V is None else (s.x, s.V, out, s.N), device=device, poison=True)
     return out
 
 
@@ -385,7 +384,7 @@ def online_softmax(
     if where == "numpy":
         LOOPS[s.form](s)
         return s.run()
-    output = launch_kernel(s)
+    output = launch_kernel(s, where)
     recording = None
     if record is not False:
         LOOPS[s.form](s)

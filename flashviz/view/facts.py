@@ -7,7 +7,7 @@ from functools import lru_cache
 from flashviz.recording import Recording
 from flashviz.slots import Block
 from flashviz.view.layout import Layout
-from flashviz.view.layouts import layout_of
+from flashviz.view.layouts import by_tile, layout_of
 from flashviz.view.palette import HUES, hue_of
 
 
@@ -25,14 +25,22 @@ class _ByIdentity:
 
 
 @lru_cache(maxsize=64)
-def _layout(key: _ByIdentity, batch: int, head: int, launch: int) -> Layout:
-    return layout_of(key.recording, Block(batch, head, 0), launch)
+def _layout(key: _ByIdentity, block: Block, launch: int) -> Layout:
+    return layout_of(key.recording, block, launch)
+
+
+@lru_cache(maxsize=64)
+def _by_tile(key: _ByIdentity) -> bool:
+    return by_tile(key.recording)
 
 
 def layout_for(recording: Recording, block: Block | None, launch: int = 0) -> Layout:
-    """The layout in which a block of a launch is shown (None: the first), computed once for each head and launch."""
-    at = block or first_block(recording) or Block()
-    return _layout(_ByIdentity(recording), at.batch, at.head, max(launch, 0))
+    """The layout in which a block of a launch is shown (None: the first), computed once for each head and launch.
+
+    Layouts that say so are computed for each block.
+    """
+    at, key = block or first_block(recording) or Block(), _ByIdentity(recording)
+    return _layout(key, at if _by_tile(key) else at._replace(tile=0), max(launch, 0))
 
 
 def first_block(recording: Recording) -> Block | None:

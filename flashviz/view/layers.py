@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -45,7 +46,9 @@ def layers_of(recording: Recording, layout: Layout, slot: Slot, step: Step) -> l
             cells = cells or bool(getattr(event, "cells", False))
             given = getattr(event, "role", "") == "init" and event.launch >= 0
             changed = content
-    if changed is not None and not _looks_new(moved[0] if moved else before, changed):
+    box = layout.boxes.get(slot.name)
+    written = box.numbers if box is not None else 0
+    if changed is not None and not _looks_new(moved[0] if moved else before, changed, written):
         if moved is None:  # a kernel that gives an output its first value leaves it drawn empty: the ring says it
             out = [Layer(changed, None, 0, 1.0, fills=True)] if given else [Layer(changed)]
         changed = None
@@ -59,8 +62,10 @@ def layers_of(recording: Recording, layout: Layout, slot: Slot, step: Step) -> l
     return out
 
 
-def _looks_new(old: Content | None, new: Content) -> bool:
-    return old is None or (old.level, old.stale, old.shape) != (new.level, new.stale, new.shape)
+def _looks_new(old: Content | None, new: Content, written: int) -> bool:
+    if old is None or (old.level, old.stale, old.shape) != (new.level, new.stale, new.shape):
+        return True
+    return math.prod(new.shape) <= written and old.values != new.values
 
 
 def contents_within(recording: Recording, key: Key, step: Step) -> Iterator[tuple[int, Content]]:

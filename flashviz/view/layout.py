@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from flashviz.recording import Recording
 from flashviz.slots import Block, Slot
+from flashviz.view.palette import Hue
 from flashviz.view.text import LEAST, clean, fit, shorten
 
 LEFT, RIGHT, BOTTOM, TOP = -4.7, 4.7, -6.0, 5.4
@@ -35,7 +36,10 @@ MEMORIES = {"shared": "SRAM", "register": "registers"}
 class Box:
     """A slot's place: centre, size, text size, and cells (rows, columns) where it is drawn in cells.
 
-    ``caption`` is written ``drop`` below the box in ``caption_size``. ``hidden`` boxes stand where the ellipsis is: nothing is drawn there, but tiles fly from and to them.
+    ``caption`` is written ``drop`` below the box in ``caption_size``. ``hidden`` boxes stand where the ellipsis is: nothing
+    is drawn there, but tiles fly from and to them. Up to ``numbers`` numbers of a vector or a single value are written
+    in the box itself, where they fit. The elements of a vector run ``across`` the box, and down where that is not set:
+    a tile with fewer is narrower, or lower.
     """
 
     x: float
@@ -48,6 +52,8 @@ class Box:
     hidden: bool = False
     drop: float = DROP
     caption_size: float = CAPTION
+    numbers: int = 0
+    across: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,7 @@ class Layout:
         square: (launch, block) → index of its square.
         rest: index of the square that stands for all blocks there is no room for, None where there is room.
         zoom: left and right x and the y of the top corners where the zoom lines end, None without zoom lines.
+        hues: of tensors that are to look other than their names would have it.
     """
 
     boxes: Mapping[str, Box]
@@ -79,6 +86,7 @@ class Layout:
     square: Mapping[tuple[int, Block], int] = field(default_factory=dict)
     rest: int | None = None
     zoom: tuple[float, float, float] | None = None
+    hues: Mapping[str, Hue] = field(default_factory=dict)
 
 
 def parts(n: int, most: int = 8) -> int:

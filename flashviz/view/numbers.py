@@ -21,6 +21,15 @@ def number(x: float) -> str:
     return f"{x:.3f}" if abs(x) < 1000 else f"{x:.2e}"
 
 
+def short(x: float, digits: int = 4) -> str:
+    """So many significant digits and no more than needed: for numbers that stand alone.
+
+    >>> short(3.5), short(0.22313), short(-np.inf), short(1.0)
+    ('3.5', '0.2231', '-inf', '1')
+    """
+    return f"{float(x):.{digits}g}"
+
+
 def rows_of(array: np.ndarray) -> list[list[str]]:
     """Up to 8 × 8 numbers as text, with an ellipsis where rows or columns are left out; vectors are one column."""
     table = array.reshape(1, 1) if array.ndim == 0 else array.reshape(array.shape[0], -1)

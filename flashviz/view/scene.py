@@ -17,7 +17,7 @@ from flashviz.view.facts import levels_of as levels_of
 from flashviz.view.facts import others_of as others_of
 from flashviz.view.layers import Layer, layers_of
 from flashviz.view.layout import SQUARE, Box
-from flashviz.view.numbers import hover_text
+from flashviz.view.numbers import hover_text, short
 from flashviz.view.palette import GROUND, HATCH, OUTLINE, STALE, TEXT, Hue, fill_of, hue_of, text_on
 from flashviz.view.shapes import LINE_WIDTH, Hover, Line, Rect, Scene, Shape, Text
 from flashviz.view.text import UNIT, clean, fit, printable, shorten, wrap
@@ -25,6 +25,8 @@ from flashviz.view.tween import smoothstep, window
 
 CAPTION_Y, CAPTION_SIZE, CAPTION_WIDTH = -5.6, 12.0, 8.0
 RING, RING_WIDTH = 0.06, 1.5
+LEAST_NUMBER = 8.0
+"""Numbers in a box are at least this many points high, or left out."""
 
 
 def scene(run: Any, step: int, t: float = 1.0) -> Scene:
@@ -61,7 +63,7 @@ class _Painter:
             self.outline(slot)
         for slot, layers in slots:
             for n, layer in enumerate(layers[:-1]):
-                self.content(slot, layer, f"{slot.name}.{n}", under=True)
+                self.content(slot, layer, f"{slot.name}.{n}", under=True, written=not layers[n + 1].fills)
         for slot, layers in slots:
             if layers:
                 self.content(slot, layers[-1], slot.name)
@@ -122,12 +124,16 @@ class _Painter:
             Rect(f"{slot.name}.box", x=x, y=y, w=box.w, h=box.h, fill=GROUND, stroke=OUTLINE, width=LINE_WIDTH)
         )
 
-    def content(self, slot: Slot, layer: Layer, name: str, under: bool = False) -> None:
+    def hue(self, tensor: str) -> Hue:
+        """The hue of a tensor: the layout's own, or that of its name."""
+        return self.layout.hues.get(tensor) or hue_of(tensor, self.others)
+
+    def content(self, slot: Slot, layer: Layer, name: str, under: bool = False, written: bool = True) -> None:
         box, content = self.layout.boxes[slot.name], layer.content
         if box.hidden:
             return
         tensor = content.tensor or slot.tensor
-        hue = hue_of(tensor, self.others)
+        hue = self.hue(tensor)
         fill = STALE if content.stale else fill_of(hue, content.level, self.levels.get(tensor, 1))
         if content.level == 0 and not content.stale:
             fill = GROUND
@@ -135,25 +141,33 @@ class _Painter:
             self.cells(slot, box, layer, fill, hue, name, under)
             return
         x, top = box.x - box.w / 2, box.y + box.h / 2
-        height = box.h * _fraction(content.shape, slot.shape, 0)
+        part = _fraction(content.shape, slot.shape, 0)
+        width, height = (box.w * part, box.h) if box.across else (box.w, box.h * part)
         y = top - height
-        moves = self.flight(layer, box.x, y + height / 2, under)
-        at: dict[str, Any] = {"x": x, "y": y, "w": box.w, "h": height}
+        moves = self.flight(layer, x + width / 2, y + height / 2, under)
+        at: dict[str, Any] = {"x": x, "y": y, "w": width, "h": height}
         grows = self.growth(layer, under) if layer.fills else moves
         self.shapes.append(Rect(f"{name}.fill", **grows, **at, fill=fill))
-        if height < box.h:
+        if part < 1:
             rest: dict[str, Any] = {"x": x, "y": top - box.h, "w": box.w, "h": box.h - height}
+            if box.across:
+                rest = {"x": x + width, "y": y, "w": box.w - width, "h": height}
             self.shapes.append(Rect(f"{name}.rest", **grows, **rest, fill=GROUND, stroke=HATCH, hatched=True))
         self.shapes.append(Rect(f"{name}.edge", **moves, **at, stroke=hue.outline))
+        numbers = numbers_in(box, slot, content) if written else []
         label = clean(content.label)
         if label:
             inside = height * UNIT * 0.72 >= min(box.text, 8.0)
-            size = fit(label, box.text, box.w, height if inside else box.h)
-            where: dict[str, Any] = {"x": box.x, "y": y + height / 2 if inside else box.y}
+            size = fit(label, box.text, width, height if inside else box.h)
+            middle = y + height * (0.7 if numbers else 0.5) if inside else box.y
+            where: dict[str, Any] = {"x": x + width / 2, "y": middle}
             ink = text_on(fill if inside else GROUND)
             self.shapes.append(
-                Text(f"{name}.label", **moves, **where, text=shorten(label, size, box.w), size=size, fill=ink)
+                Text(f"{name}.label", **moves, **where, text=shorten(label, size, width), size=size, fill=ink)
             )
+        for n, (text, place, size) in enumerate(numbers):
+            where = {"x": place, "y": y + height * (0.3 if label else 0.5)}
+            self.shapes.append(Text(f"{name}.number{n}", **moves, **where, text=text, size=size, fill=text_on(fill)))
 
     def flight(self, layer: Layer, x: float, y: float, under: bool) -> dict[str, Any]:
         """Where content whose centre lands at (x, y) is now: a copy starts at its source's centre."""
@@ -211,6 +225,20 @@ class _Painter:
         if not box.hidden:
             x, y = box.x - box.w / 2, box.y - box.h / 2
             self.hovers.append(Hover(f"{slot.name}.hover", x, y, box.w, box.h, printable(hover_text(slot, content))))
+
+
+def numbers_in(box: Box, slot: Slot, content: Content) -> list[tuple[str, float, float]]:
+    """The numbers that are written in a box, each with its x and size: none where they are too many or do not fit."""
+    if content.values is None or len(content.shape) > 1 or not 0 < math.prod(content.shape) <= box.numbers:
+        return []
+    places = max(math.prod(slot.shape), 1)
+    width = box.w / places
+    for digits in (4, 3, 2) if places == 1 else (3, 2):
+        texts = [short(x, digits) for x in content.values.array.ravel()]
+        size = min(fit(text, box.text, width, box.h) for text in texts)
+        if size >= LEAST_NUMBER:
+            return [(text, box.x - box.w / 2 + width * (n + 0.5), size) for n, text in enumerate(texts)]
+    return []
 
 
 def _fraction(shape: tuple[int, ...], of: tuple[int, ...], axis: int) -> float:

@@ -108,6 +108,8 @@ def _frame(sheet: Paths, shapes: Sequence[Shape], x: float, y: float, number: in
             sheet.shape(shape, x, y)
         elif shape.id == "caption":
             sheet.text(x, BOTTOM + y + 0.95, wrap(shape.text, CAPTION_SIZE, CAPTION_WIDTH), CAPTION_SIZE)
+        elif shape.size <= NARROW and ".number" in shape.id:
+            continue
         elif not shape.id.endswith(".label"):
             room = min((abs(shape.x - other) for other in beside[shape.y] if other != shape.x), default=RIGHT - LEFT)
             size = max(shape.size, fit(shape.text, shape.size * LARGER, room))
