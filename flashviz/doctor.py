@@ -13,7 +13,6 @@ import importlib.metadata
 import importlib.util
 import io
 import json
-import os
 import platform
 import shlex
 import shutil
@@ -87,9 +86,9 @@ class Report:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Where attention can run here, the preferred one last: ("numpy",) or ("numpy", "gpu")."""
+        """Where attention can run here: ("numpy",) or ("numpy", "cpu", "gpu")."""
         status = {result.name: result.status for result in self.results}
-        return tuple(device for device in ("numpy", "gpu") if status.get(device) == "ok")
+        return tuple(device for device in ("numpy", "cpu", "gpu") if status.get(device) == "ok")
 
     @property
     def essentials(self) -> str:
@@ -112,9 +111,11 @@ class Report:
                 lines.append(f"{'':<22}wanted for: {result.about}")
             if result.fix:
                 lines.append(f"{'':<22}fix: {result.fix}")
-        where = {"numpy": "in NumPy", "gpu": "on the GPU"}
+        where = {"numpy": "in NumPy", "cpu": "as CUDA source on the processor", "gpu": "on the GPU"}
         if self.ok:
-            lines.append(f"\nThe chapters run here, {' and '.join(where[device] for device in self.devices)}.")
+            places = [where[device] for device in self.devices]
+            listed = " and ".join(filter(None, [", ".join(places[:-1]), *places[-1:]]))
+            lines.append(f"\nThe chapters run here, {listed}.")
         else:
             broken = ", ".join(result.name for result in self.results if result.needed and result.status != "ok")
             lines.append(f"\nThe chapters do not run here yet; see {broken}.")
@@ -281,14 +282,11 @@ def _shipped(folder: str, pattern: str) -> Callable[[dict[str, Finding]], Findin
     return look
 
 
-def _compiler(found: dict[str, Finding]) -> Finding:
-    for name in (os.environ.get("CXX", ""), "g++", "clang++", "c++"):
-        path = shutil.which(name) if name else None
-        if path:
-            return Finding("ok", path)
-    if importlib.util.find_spec("ziglang") is not None:
-        return Finding("ok", f"ziglang {_dotted(_version('ziglang') or ())}")
-    return Finding("missing", "none found", _pip("ziglang"))
+def _cpu(found: dict[str, Finding]) -> Finding:
+    status = importlib.import_module("flashviz.cuda.cpu").status()
+    if status.usable:
+        return Finding("ok", str(status.compiler))
+    return Finding("missing", str(status.reason), _pip(str(status.fix).removeprefix("pip install ")))
 
 
 def _gpu(found: dict[str, Finding]) -> Finding:
@@ -313,7 +311,7 @@ CHECKS: tuple[Check, ...] = (
     Check("kernels", "the CUDA source beside the picture, and launching it", _shipped("kernels", "*.cu")),
     Check("jupyterlab", "flashviz lab", _jupyterlab, needed=False, after=("ipywidgets",)),
     Check("gpu", "launching the CUDA kernels", _gpu, needed=False, after=("numpy", "kernels")),
-    Check("compiler", "the CUDA kernels on the processor, in a later version", _compiler, needed=False),
+    Check("cpu", "the CUDA kernels on the processor", _cpu, needed=False, after=("numpy", "kernels")),
 )
 
 

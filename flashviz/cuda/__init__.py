@@ -1,4 +1,4 @@
-"""CUDA kernels: found, read, checked and launched. Importing this loads NumPy and the standard library; CuPy only at a launch.
+"""CUDA kernels: found, read, checked and launched. Importing this loads NumPy and the standard library; CuPy only at a launch on a GPU.
 
 One call launches any kernel file. Sizes, grid, block and shared memory come from the file itself and every argument is held
 against what the file declares:
@@ -24,6 +24,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from flashviz.cuda import cpu
+from flashviz.cuda.cpu_build import CpuUnavailableError
 from flashviz.cuda.gpu import GpuStatus, GpuUnavailableError, KernelError, Launched, Times, run, status
 from flashviz.cuda.launching import Kernel, LaunchError, Limits, Plan, plan
 from flashviz.cuda.signatures import ArgumentError
@@ -31,6 +33,7 @@ from flashviz.cuda.sources import KernelSource, SourceError, find
 
 __all__ = [
     "ArgumentError",
+    "CpuUnavailableError",
     "GpuStatus",
     "GpuUnavailableError",
     "Kernel",
@@ -67,7 +70,7 @@ def launch(
         Arrays (NumPy or CuPy) and numbers, in the order that the kernel declares, or by name. Arrays that the kernel does not
         declare const are its outputs and are written in place, also where they are views.
     device
-        "gpu", the current CUDA device.
+        "gpu", the current CUDA device, or "cpu", the same source compiled for the processor (see ``flashviz.cuda.cpu``).
     poison
         Fill the outputs with NaN first, so that an element the kernel does not write is seen.
     repeat
@@ -79,10 +82,14 @@ def launch(
         Before anything is launched: no such kernel, wrong arguments, more than the device allows.
     GpuUnavailableError
         No GPU is usable here; the message says why and what to install.
+    CpuUnavailableError
+        device="cpu", and there is no C++ compiler; the message says what to install.
     KernelError
         The kernel does not compile or failed while it ran; the message names it.
     """
+    if device == "cpu":
+        return cpu.run(plan(kernel, args), poison=poison, repeat=repeat)
     if device != "gpu":
-        raise LaunchError(f'device="{device}": kernels run on "gpu".')
+        raise LaunchError(f'device="{device}": kernels run on "gpu" and "cpu".')
     found = status()
     return run(plan(kernel, args, found.limits if found.usable else None), poison=poison, repeat=repeat)

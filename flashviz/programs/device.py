@@ -16,28 +16,26 @@ def choose_device(device: Any, not_on_gpu: str = "") -> str:
 
     Args:
         device: what the caller asked for; ``"auto"`` takes a GPU where one is usable, else NumPy.
-        not_on_gpu: why this call cannot run on a GPU, empty where it can.
+        not_on_gpu: why this call cannot run as a CUDA kernel (on a GPU or on the processor), empty where it can.
+
+    Raises:
+        ValueError: no such device. DeviceError: the one asked for is not usable here; says why and what to install.
     """
     if device not in ("auto", "numpy", "cpu", "gpu"):
         raise ValueError(f'device={device!r} is none of "auto", "numpy", "cpu", "gpu"')
-    if device == "cpu":
-        raise DeviceError(
-            'device="cpu" (the CUDA source on the processor) is not part of this version of flashviz; '
-            'device="numpy" runs the tile program anywhere'
-        )
     if device == "numpy" or (device == "auto" and not_on_gpu):
         return "numpy"
-    from flashviz.cuda import gpu
+    if not_on_gpu:
+        raise DeviceError(f'device="{device}": {not_on_gpu}; use device="numpy"')
+    from flashviz.cuda import cpu, gpu
 
-    status = gpu.status()
+    status = cpu.status() if device == "cpu" else gpu.status()
     if device == "auto":
         return "gpu" if status.usable else "numpy"
-    if not_on_gpu:
-        raise DeviceError(f'device="gpu": {not_on_gpu}; use device="numpy"')
     if not status.usable:
         fix = f" Fix: {status.fix}" if status.fix else ""
-        raise DeviceError(f'device="gpu": {status.reason}{fix} device="numpy" runs the tile program anywhere.')
-    return "gpu"
+        raise DeviceError(f'device="{device}": {status.reason}{fix} device="numpy" runs the tile program anywhere.')
+    return str(device)
 
 
 def kernel_source(name: str, *functions: str) -> Source:

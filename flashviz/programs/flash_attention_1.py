@@ -166,11 +166,11 @@ class FlashAttention1(Program):
         old = self.rows_of(self.li, i)
         m, l, p, correction = softmax_step(self.rows_of(self.mi, i), old, self.rows_of(self.Sij, i))
         kept = divided(old * correction, l)  # how much of the new output the earlier tiles make up, 0 … 1
+        r.change(self.mi, m, reads=(self.mi, self.Sij))
         r.change(self.Sij, p, reads=(self.Sij, self.mi), role="rescale")
         scaled = self.rows_of(self.Oi, i) * kept[:, None]
         r.change(self.Oi, scaled, reads=(self.Oi, self.mi, self.li, self.Sij), role="rescale")
         r.change(self.li, l, reads=(self.li, self.mi, self.Sij))
-        r.change(self.mi, m, reads=(self.mi, self.Sij))
         r.barrier("block", "probabilities, li and the scaled Oi are written before all threads use them")
 
     @action("update mi, li and Oi", part="accumulate")
@@ -209,8 +209,8 @@ def logsumexp(m: np.ndarray, l: np.ndarray) -> np.ndarray:
     return m + np.log(np.where(l == 0, np.float32(1), l))
 
 
-def launch_kernel(a: Attention) -> tuple[np.ndarray, np.ndarray]:
-    """O and L from ``kernels/flash_attention_1.cu``, launched through CuPy on outputs filled with NaN.
+def launch_kernel(a: Attention, device: str = "gpu") -> tuple[np.ndarray, np.ndarray]:
+    """O and L from ``kernels/flash_attention_1.cu``, launched on outputs filled with NaN.
 
     The kernel leaves O, m and l in HBM, as Algorithm 1 does; L = m + ln l is taken here, after the launch.
 
@@ -223,7 +223,7 @@ def launch_kernel(a: Attention) -> tuple[np.ndarray, np.ndarray]:
     m, l = np.empty(a.Q.shape[:3], np.float32), np.empty(a.Q.shape[:3], np.float32)
     kernel = cuda.Kernel(KERNEL, template={"Br": a.Br, "Bc": a.Bc, "D": a.d}, block=THREADS)
     heads = (a.Q.shape[1], a.K.shape[1])
-    cuda.launch(kernel, (a.Q, a.K, a.V, O, m, l, a.Nq, a.Nk, a.scale, a.causal, *heads), poison=True)
+    cuda.launch(kernel, (a.Q, a.K, a.V, O, m, l, a.Nq, a.Nk, a.scale, a.causal, *heads), device=device, poison=True)
     return O.reshape(a.given), logsumexp(m, l).reshape(a.given[:-1])
 
 
@@ -271,7 +271,7 @@ def flash_attention_1(
     if where == "numpy":
         forward(fa)
         return fa.run()
-    O, L = launch_kernel(fa.a)
+    O, L = launch_kernel(fa.a, where)
     recording = None
     if record is not False:
         forward(fa)

@@ -184,8 +184,8 @@ class FlashAttention2(Program):
         return Run(O, L, recording, "numpy", self.a.params)
 
 
-def launch_kernel(a: Attention) -> tuple[np.ndarray, np.ndarray]:
-    """O and L from ``kernels/flash_attention_2.cu``, launched through CuPy on outputs filled with NaN.
+def launch_kernel(a: Attention, device: str = "gpu") -> tuple[np.ndarray, np.ndarray]:
+    """O and L from ``kernels/flash_attention_2.cu``, launched on outputs filled with NaN.
 
     Raises:
         LaunchError: the sizes do not fit this GPU; says which would. KernelError: it failed while it ran.
@@ -195,7 +195,7 @@ def launch_kernel(a: Attention) -> tuple[np.ndarray, np.ndarray]:
     O, L = np.empty(a.Q.shape, np.float32), np.empty(a.Q.shape[:3], np.float32)
     kernel = cuda.Kernel(KERNEL, template={"Br": a.Br, "Bc": a.Bc, "D": a.d}, block=THREADS)
     heads = (a.Q.shape[1], a.K.shape[1])
-    cuda.launch(kernel, (a.Q, a.K, a.V, O, L, a.Nq, a.Nk, a.scale, a.causal, *heads), poison=True)
+    cuda.launch(kernel, (a.Q, a.K, a.V, O, L, a.Nq, a.Nk, a.scale, a.causal, *heads), device=device, poison=True)
     return O.reshape(a.given), L.reshape(a.given[:-1])
 
 
@@ -243,7 +243,7 @@ def flash_attention_2(
     if where == "numpy":
         forward(fa)
         return fa.run()
-    O, L = launch_kernel(fa.a)
+    O, L = launch_kernel(fa.a, where)
     recording = None
     if record is not False:
         forward(fa)

@@ -281,7 +281,7 @@ class FlashDecoding(Program):
         return Run(O, L, recording, "numpy", self.params)
 
 
-def launch_kernels(fd: FlashDecoding) -> tuple[np.ndarray, np.ndarray]:
+def launch_kernels(fd: FlashDecoding, device: str = "gpu") -> tuple[np.ndarray, np.ndarray]:
     """O and L from ``kernels/flash_decoding.cu``, both kernels launched through CuPy, all outputs filled with NaN first.
 
     Raises:
@@ -294,9 +294,9 @@ def launch_kernels(fd: FlashDecoding) -> tuple[np.ndarray, np.ndarray]:
     O, L = np.empty(a.Q.shape, np.float32), np.empty(a.Q.shape[:3], np.float32)
     heads = (a.Q.shape[1], a.K.shape[1])
     split = cuda.Kernel(KERNEL, {"Br": fd.rows, "Bc": a.Bc, "D": a.d}, block=THREADS, function=SPLIT)
-    cuda.launch(split, (a.Q, a.K, a.V, Os, Ls, a.Nq, a.Nk, a.scale, a.causal, *heads, S), poison=True)
+    cuda.launch(split, (a.Q, a.K, a.V, Os, Ls, a.Nq, a.Nk, a.scale, a.causal, *heads, S), device=device, poison=True)
     combine = cuda.Kernel(KERNEL, {"Splits": S, "Br": fd.rows, "D": a.d}, block=THREADS, function=COMBINE)
-    cuda.launch(combine, (Os, Ls, O, L, a.Nq, *heads), poison=True)
+    cuda.launch(combine, (Os, Ls, O, L, a.Nq, *heads), device=device, poison=True)
     return O.reshape(a.given), L.reshape(a.given[:-1])
 
 
@@ -351,7 +351,7 @@ def flash_decoding(
     if where == "numpy":
         forward(fd)
         return fd.run()
-    O, L = launch_kernels(fd)
+    O, L = launch_kernels(fd, where)
     recording = None
     if record is not False:
         forward(fd)

@@ -243,7 +243,7 @@ class StandardAttention(Program):
         return Run(O, L, recording, "numpy", self.a.params)
 
 
-def launch_kernels(a: Attention) -> tuple[np.ndarray, np.ndarray]:
+def launch_kernels(a: Attention, device: str = "gpu") -> tuple[np.ndarray, np.ndarray]:
     """O and L from ``kernels/standard_attention.cu``, three launches through CuPy on outputs filled with NaN.
 
     Raises:
@@ -264,7 +264,7 @@ def launch_kernels(a: Attention) -> tuple[np.ndarray, np.ndarray]:
     for name in KERNELS:
         template = rows if name == "standard_softmax" else tiles
         kernel = cuda.Kernel(KERNEL, template=template, function=name, block=THREADS[name])
-        cuda.launch(kernel, arguments[name], poison=True)
+        cuda.launch(kernel, arguments[name], device=device, poison=True)
     m = S.max(axis=-1)
     base = np.where(np.isneginf(m), np.float32(0), m)
     l = np.exp(S - base[..., None]).sum(axis=-1)
@@ -317,7 +317,7 @@ def standard_attention(
     if where == "numpy":
         forward(sa)
         return sa.run()
-    O, L = launch_kernels(sa.a)
+    O, L = launch_kernels(sa.a, where)
     recording = None
     if record is not False:
         forward(sa)

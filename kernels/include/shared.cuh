@@ -12,6 +12,11 @@
 // Nothing is initialised: shared memory starts with whatever the last block left there.
 #pragma once
 
+// On the processor (kernels/host/) each part gets a place of its own with fences around it; on a GPU it is where it was carved.
+#ifndef SHARED_PART
+#define SHARED_PART(name, first, count) (first)
+#endif
+
 extern __shared__ float dynamic_shared[];
 
 template <int Cols>
@@ -24,15 +29,15 @@ struct SharedCarver {
     int used = 0;  // floats handed out so far
 
     template <int Rows, int Cols>
-    __device__ SharedTile<Cols> tile(const char* /* name */) {
-        float* first = dynamic_shared + used;
+    __device__ SharedTile<Cols> tile([[maybe_unused]] const char* name) {
+        float* first = SHARED_PART(name, dynamic_shared + used, Rows * Cols);
         used += Rows * Cols;
         return {first};
     }
 
     template <int Length>
-    __device__ float* vector(const char* /* name */) {
-        float* first = dynamic_shared + used;
+    __device__ float* vector([[maybe_unused]] const char* name) {
+        float* first = SHARED_PART(name, dynamic_shared + used, Length);
         used += Length;
         return first;
     }

@@ -1,0 +1,309 @@
+"""A kernel's source compiled for the processor: which compiler, what is compiled, and the cache of what was.
+
+The assembled source goes, behind ``kernels/host/cuda.hpp`` (the words of CUDA for a host compiler), through the system's C++ compiler,
+or through the one in the `ziglang` wheel. One thing the preprocessor cannot say is rewritten first: a ``__shared__`` declaration becomes
+an array with a name, a size and fences. Lines keep their numbers.
+
+For checking, the kernel is compiled with -fsanitize=thread, whose calls go to ``kernels/host/checks.cpp`` (no sanitizer is linked), and to
+assembly first: the `.loc` directives in it are turned into a table of addresses and lines, so that no debugger or symbol tool is needed.
+
+Compiled libraries are kept by everything they were made from, in the user's cache folder or in FLASHVIZ_CACHE. Written for Linux, macOS and
+Windows on x86-64 and arm64; run by the tests on Linux x86-64 only, with g++ and ziglang.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from flashviz.cuda.sources import blank_comments, folders
+
+CACHE_VARIABLE = "FLASHVIZ_CACHE"
+INSTALL = 'pip install "flashviz[cpu]"'
+_SHARED = re.compile(
+    r"(?P<extern>extern\s+)?__shared__\s+(?:(?:alignas|__align__)\s*\([^)]*\)\s*)?"
+    r"(?P<type>(?:const\s+|volatile\s+)*(?:unsigned\s+|signed\s+|long\s+)*[\w:]+(?:<[^;<>]*>)?)\s+(?P<names>[^;={}()]+);"
+)
+_DECLARATOR = re.compile(r"\s*(\w+)\s*((?:\[[^\]]*\]\s*)*)\Z")
+_PROBLEM = re.compile(r"^(?P<file>[^\n:]*?):(?P<line>\d+):(?:\d+:)? (?:fatal )?error: (?P<text>[^\n]*)", re.M)
+
+
+class CpuUnavailableError(RuntimeError):
+    """No C++ compiler is here; the message says what to install."""
+
+
+class HostCompileError(RuntimeError):
+    """The kernel does not compile for the processor. ``problems`` are (file, line, message), as the compiler names them."""
+
+    def __init__(self, message: str, problems: Sequence[tuple[str, int, str]] = ()) -> None:
+        super().__init__(message)
+        self.problems = tuple(problems)
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A C++ compiler: the command that starts it, and what people call it."""
+
+    command: tuple[str, ...]
+    name: str
+
+    @property
+    def zig(self) -> bool:
+        """Whether it is the ziglang wheel's, which links its own C++ library unless told not to."""
+        return "ziglang" in self.command
+
+
+def find_compiler() -> Compiler | None:
+    """The system's C++ compiler (CXX, c++, g++, clang++), else the ziglang wheel's, else None."""
+    for name in (os.environ.get("CXX", ""), "c++", "g++", "clang++"):
+        parts = name.split()
+        path = shutil.which(parts[0]) if parts else None
+        if path and Path(path).stem.lower() not in ("cl", "clang-cl"):
+            return Compiler((path, *parts[1:]), name)
+    if importlib.util.find_spec("ziglang") is not None:
+        return Compiler((sys.executable, "-m", "ziglang", "c++"), "ziglang")
+    return None
+
+
+def require_compiler() -> Compiler:
+    """The compiler. Raises CpuUnavailableError with the one command that adds one."""
+    found = find_compiler()
+    if found is None:
+        raise CpuUnavailableError(
+            f"Running CUDA source on the processor needs a C++ compiler, and none is here. To add one: {INSTALL}, "
+            "or the system's own (Debian and Ubuntu: apt-get install g++; macOS: xcode-select --install)."
+        )
+    return found
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept: FLASHVIZ_CACHE, else the user's cache folder; a temporary one where neither can be written."""
+    given = os.environ.get(CACHE_VARIABLE)
+    if given:
+        folder = Path(given)
+    elif sys.platform == "win32":
+        folder = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "flashviz" / "cache"
+    elif sys.platform == "darwin":
+        folder = Path.home() / "Library" / "Caches" / "flashviz"
+    else:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flashviz"
+    folder = folder / "cpu"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if os.access(folder, os.W_OK):
+            return folder
+    except OSError:
+        pass
+    return _temporary_cache()
+
+
+@lru_cache(maxsize=1)
+def _temporary_cache() -> Path:
+    return Path(tempfile.mkdtemp(prefix="flashviz-cpu-"))
+
+
+def host_folder() -> Path:
+    """The folder of the runtime's sources, kernels/host."""
+    found = next((folder / "host" for folder in folders() if (folder / "host" / "cuda.hpp").is_file()), None)
+    if found is None:
+        raise CpuUnavailableError("kernels/host is not in this installation; install flashviz again.")
+    return found
+
+
+def rewrite_shared(assembled: str) -> str:
+    """``assembled`` with each ``__shared__`` declaration turned into an array that the runtime names, fences and fills.
+
+    >>> rewrite_shared("__shared__ float S[4][Bc + 1], m;")
+    'auto& S = fv::shared<float[4][Bc + 1]>("S", __FILE__, __LINE__); auto& m = fv::shared<float>("m", __FILE__, __LINE__);'
+    """
+    code = blank_comments(assembled)
+    pieces, end = [], 0
+    for match in _SHARED.finditer(code):
+        declared = []
+        for name in match["names"].split(","):
+            found = _DECLARATOR.match(name)
+            if not found:
+                line = code.count("\n", 0, match.start()) + 1
+                raise HostCompileError(
+                    f"line {line} of the assembled source: `{match[0]}` is a __shared__ declaration that the processor cannot read."
+                )
+            variable, extents = found[1], " ".join(found[2].split())
+            if match["extern"]:
+                declared.append(f"static {match['type']}* const {variable} = ({match['type']}*)fv::arena;")
+            else:
+                declared.append(
+                    f'auto& {variable} = fv::shared<{match["type"]}{extents}>("{variable}", __FILE__, __LINE__);'
+                )
+        newlines = "\n" * match[0].count("\n")
+        pieces += [assembled[end : match.start()], " ".join(declared) + newlines]
+        end = match.end()
+    return "".join([*pieces, assembled[end:]])
+
+
+@dataclass(frozen=True)
+class Library:
+    """A compiled library and whether it had to be compiled now."""
+
+    path: Path
+    compiled: bool
+
+
+def build(assembled: str, instances: Sequence[str], *, check: bool = False, defines: Sequence[str] = ()) -> Library:
+    """Compile an assembled source with the named instantiations, or take it from the cache.
+
+    ``defines`` are macros, "NAME" or "NAME=VALUE". With ``check`` memory accesses are observed, at about a tenth of the speed.
+    Raises CpuUnavailableError or HostCompileError.
+    """
+    compiler = require_compiler()
+    host = host_folder()
+    names = ("cuda.hpp", "runtime.hpp", "state.hpp", "switch.hpp", "runtime.cpp", "checks.cpp", "windows.c")
+    runtime = "\0".join((host / name).read_text(encoding="utf-8") for name in names)
+    table = ", ".join(f'fv::kernel<&{name}>("{name}")' for name in instances)
+    text = (
+        f'#include "cuda.hpp"\n{rewrite_shared(assembled)}\n#line 1 "flashviz"\n'
+        f"FV_EXPORT fv::Kernel fv_kernels[] = {{{table}}};\n"
+    )
+    common = [
+        "-std=c++17",
+        "-fPIC",
+        "-fno-exceptions",
+        "-fno-rtti",
+        "-fno-threadsafe-statics",
+        "-ffp-contract=off",
+        "-w",
+    ]
+    common += ["-fno-sanitize=undefined"] if compiler.zig else []
+    flags = [*common, *(f"-D{define}" for define in defines)]
+    flags += (
+        ["-O1", "-g1", "-fsanitize=thread", "-fno-inline", "-fno-optimize-sibling-calls", "-fno-omit-frame-pointer"]
+        if check
+        else ["-O2"]
+    )
+    folder = cache_folder()
+    versions = (compiler.command, compiler_version(compiler.command), sys.platform, runtime)
+    path = folder / f"{_key(*versions, flags, text)}{'.dll' if sys.platform == 'win32' else '.so'}"
+    if path.is_file():
+        return Library(path, compiled=False)
+    with tempfile.TemporaryDirectory(prefix="flashviz-") as scratch:
+        work = Path(scratch)
+        objects = []
+        for name in ("runtime.cpp", "checks.cpp"):
+            kept = folder / f"{_key(*versions, common, name)}.o"
+            if not kept.is_file():
+                made = work / f"{name}.o"
+                _run(compiler, [*common, "-O2", f"-I{host}", "-c", str(host / name), "-o", str(made)])
+                _keep(made, kept)
+            objects.append(str(kept))
+        source, kernel = work / "kernel.cpp", work / "kernel.o"
+        source.write_text(text, encoding="utf-8")
+        if check:
+            assembly = work / "kernel.s"
+            _run(compiler, [*flags, f"-I{host}", "-S", str(source), "-o", str(assembly)])
+            assembly.write_text(
+                with_line_table(assembly.read_text(encoding="utf-8", errors="surrogateescape")),
+                encoding="utf-8",
+                errors="surrogateescape",
+            )
+            _run(compiler, ["-fPIC", "-c", str(assembly), "-o", str(kernel)])
+        else:
+            _run(compiler, [*flags, f"-I{host}", "-c", str(source), "-o", str(kernel)])
+        made = work / "library"
+        _run(
+            compiler,
+            ["-shared", *_link_flags(compiler, host), "-o", str(made), str(kernel), *objects, *_libraries(compiler)],
+        )
+        _keep(made, path)
+    return Library(path, compiled=True)
+
+
+def with_line_table(assembly: str) -> str:
+    """``assembly`` with a label at every `.loc` and a table of them, ``fv_lines``: address, number of the file, line; the names follow.
+
+    The last entry of the table is zero. ``fv_files`` is text, one name a line, in the order of the numbers that the table uses.
+    """
+    files: dict[str, int] = {}
+    numbers: dict[str, int] = {}
+    out: list[str] = []
+    entries: list[tuple[str, int, str]] = []
+    mac = sys.platform == "darwin"
+    prefix, local = ("_", "Lfv_loc") if mac else ("", ".Lfv_loc")
+    for line in assembly.splitlines():
+        out.append(line)
+        words = line.split(None, 4)
+        if len(words) > 2 and words[0] == ".file" and words[1].isdigit():
+            name = re.findall(r'"([^"]*)"', line)[-1]
+            numbers[words[1]] = files.setdefault(name.replace("\\", "/").rsplit("/", 1)[-1], len(files))
+        elif len(words) > 2 and words[0] == ".loc" and words[1] in numbers:
+            label = f"{local}{len(entries)}"
+            out.append(f"{label}:")
+            entries.append((label, numbers[words[1]], words[2]))
+    section = "__DATA,__data" if mac else ".data" if sys.platform == "win32" else '.data,"aw"'
+    out += [f"\t.section {section}", "\t.p2align 3", f"\t.globl {prefix}fv_lines", f"{prefix}fv_lines:"]
+    for label, number, at in entries:
+        out += [f"\t.quad {label}", f"\t.long {number}", f"\t.long {at}"]
+    out += ["\t.quad 0", "\t.quad 0", f"\t.globl {prefix}fv_files", f"{prefix}fv_files:"]
+    out += [f'\t.asciz "{chr(92)}n"' if not files else '\t.asciz "' + "\\n".join(files) + '"', ""]
+    return "\n".join(out)
+
+
+@lru_cache(maxsize=8)
+def compiler_version(command: tuple[str, ...]) -> str:
+    """The first line of the compiler's --version, empty when it has none."""
+    try:
+        done = subprocess.run(
+            [*command, "--version"], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.partition("\n")[0]
+
+
+def _key(*parts: object) -> str:
+    return hashlib.sha256("\0".join(map(str, parts)).encode("utf-8", "surrogateescape")).hexdigest()[:24]
+
+
+def _keep(made: Path, path: Path) -> None:
+    """Put a finished file into the cache: it is there whole or not at all, also when two processes make it."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".new-")
+    os.close(handle)
+    shutil.copyfile(made, name)
+    Path(name).replace(path)
+
+
+def _link_flags(compiler: Compiler, host: Path) -> list[str]:
+    if not compiler.zig:
+        return ["-Wl,--export-all-symbols"] if sys.platform == "win32" else []
+    # Zig would build its own C++ library first, for minutes; the C library is in the process already.
+    special = {"darwin": ["-Wl,-undefined,dynamic_lookup"], "win32": [str(host / "windows.c")]}
+    return ["-O2", "-nostdlib", *special.get(sys.platform, [])]
+
+
+def _libraries(compiler: Compiler) -> list[str]:
+    if compiler.zig:
+        return ["-lkernel32", "-lucrtbase"] if sys.platform == "win32" else []
+    return [] if sys.platform == "win32" else ["-lm"]
+
+
+def _run(compiler: Compiler, arguments: list[str]) -> None:
+    command = [*compiler.command, *arguments]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL, check=False
+        )
+    except OSError as error:
+        raise CpuUnavailableError(f"{compiler.name} does not start: {error}") from None
+    if done.returncode:
+        problems = [(m["file"].rsplit("/", 1)[-1], int(m["line"]), m["text"]) for m in _PROBLEM.finditer(done.stderr)]
+        lines = [f"{file}, line {line}: {text}" for file, line, text in problems[:5]]
+        said = lines or [line for line in done.stderr.splitlines() if line.strip()][:5]
+        raise HostCompileError("\n".join(said) or f"{compiler.name} failed with status {done.returncode}", problems)

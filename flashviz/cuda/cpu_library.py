@@ -1,0 +1,299 @@
+"""A compiled kernel in this process: its launch, its device globals, and what a launch found, through ctypes.
+
+The structures are those of ``kernels/host/state.hpp``.
+"""
+
+from __future__ import annotations
+
+import bisect
+import ctypes
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ORDERS = ("forward", "reverse", "random")
+KINDS = (
+    "",
+    "race",
+    "unwritten",
+    "bounds",
+    "barrier",
+    "blocks",
+    "warp",
+    "wild",
+    "input",
+    "shared",
+    "crash",
+    "endless",
+    "trap",
+)
+CONST, OUTPUT, KNOWN = 1, 2, 4
+_GUARD = 4096
+_MOST_GUARD = 1 << 24
+
+_lock = threading.Lock()
+_libraries: dict[Path, CpuLibrary] = {}
+
+
+class _Side(ctypes.Structure):
+    _fields_ = [
+        ("present", ctypes.c_int),
+        ("write", ctypes.c_int),
+        ("block", ctypes.c_uint * 3),
+        ("thread", ctypes.c_uint * 3),
+        ("pc", ctypes.c_int64),
+        ("caller", ctypes.c_int64),
+        ("file", ctypes.c_char_p),
+        ("line", ctypes.c_int),
+    ]
+
+
+class _Finding(ctypes.Structure):
+    _fields_ = [
+        ("kind", ctypes.c_int),
+        ("array", ctypes.c_char * 64),
+        ("element", ctypes.c_int64),
+        ("count", ctypes.c_int64),
+        ("shared", ctypes.c_int),
+        ("first", _Side),
+        ("second", _Side),
+        ("detail", ctypes.c_char * 160),
+    ]
+
+
+class _Kernel(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_char_p), ("invoke", ctypes.c_void_p), ("parameters", ctypes.c_int)]
+
+
+class _Line(ctypes.Structure):
+    _fields_ = [("address", ctypes.c_uint64), ("file", ctypes.c_uint32), ("line", ctypes.c_uint32)]
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of a fault: which thread of which block, at which places, innermost first, as (file, line)."""
+
+    write: bool
+    block: tuple[int, int, int]
+    thread: tuple[int, int, int]
+    places: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """The first thing that went wrong in a launch; ``kind`` is one of KINDS.
+
+    ``element`` counts from the start of ``array`` in elements and may lie outside of 0 .. ``count`` - 1.
+    """
+
+    kind: str
+    array: str
+    element: int
+    count: int
+    shared: bool
+    sides: tuple[Side, ...]
+    detail: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a launch gave: ``fault`` is None where it ran to its end; ``unwritten`` names outputs with elements that nothing wrote,
+    each with their number and the first of them (only when memory accesses are observed)."""
+
+    fault: Fault | None
+    unwritten: Mapping[str, tuple[int, int]]
+
+
+class CpuLibrary:
+    """One compiled library. Loaded once a process; launches run one at a time, under a lock."""
+
+    def __init__(self, path: Path) -> None:
+        self._library = library = ctypes.CDLL(str(path))
+        library.fv_buffer.restype = ctypes.c_void_p
+        library.fv_finding.restype = ctypes.POINTER(_Finding)
+        library.fv_anchor.restype = ctypes.c_void_p
+        library.fv_unwritten.restype = ctypes.c_int64
+        library.fv_finding_size.restype = ctypes.c_size_t
+        if library.fv_finding_size() != ctypes.sizeof(_Finding):
+            raise RuntimeError("kernels/host does not belong to this flashviz; install flashviz again.")
+        self._anchor = int(library.fv_anchor())
+        self._lines: list[tuple[int, str, int]] | None = None
+        self._kept: dict[str, Any] = {}
+
+    def launch(
+        self,
+        index: int,
+        grid: Sequence[int],
+        block: Sequence[int],
+        shared_bytes: int,
+        arguments: Mapping[str, Any],
+        outputs: Sequence[str],
+        *,
+        order: str = "forward",
+        seed: int = 0,
+        check: bool = False,
+        initialised: Sequence[str] = (),
+        seconds: int = 0,
+    ) -> Outcome:
+        """Run kernel number ``index`` of the library once.
+
+        ``arguments`` are by name in declared order: contiguous NumPy arrays and NumPy scalars of exactly the declared types. The
+        kernel works on copies with guards around them; those in ``outputs`` are copied back into the arrays given.
+        ``initialised`` are the outputs whose contents the kernel may read before it writes them. ``seconds`` is the time limit, 0 for
+        none.
+        """
+        library = self._library
+        kernel = (_Kernel * (index + 1)).in_dll(library, "fv_kernels")[index]
+        if kernel.parameters != len(arguments):
+            raise RuntimeError(
+                f"{kernel.name.decode()} takes {kernel.parameters} parameters, {len(arguments)} are given"
+            )
+        with _lock:
+            try:
+                for kept in self._kept.values():
+                    if isinstance(kept, np.ndarray):
+                        self._buffer("", kept.ctypes.data, kept, KNOWN)
+                known = sum(isinstance(kept, np.ndarray) for kept in self._kept.values())
+                addresses: dict[str, int] = {}
+                numbers: dict[str, int] = {}
+                cells: list[Any] = []
+                for name, value in arguments.items():
+                    if isinstance(value, np.ndarray):
+                        flags = CONST if name not in outputs else 0 if name in initialised else OUTPUT
+                        numbers[name] = known + len(addresses)
+                        addresses[name] = self._buffer(name, None, value, flags)
+                        ctypes.memmove(addresses[name], value.ctypes.data, value.nbytes)
+                        cells.append(np.array(addresses[name], np.uint64))
+                    else:
+                        cells.append(np.array(value))
+                pointers = (ctypes.c_void_p * max(1, len(cells)))(*(cell.ctypes.data for cell in cells))
+                status = library.fv_launch(
+                    ctypes.byref(kernel),
+                    (ctypes.c_uint * 3)(*grid),
+                    (ctypes.c_uint * 3)(*block),
+                    ctypes.c_size_t(shared_bytes),
+                    pointers,
+                    ORDERS.index(order),
+                    ctypes.c_uint(seed),
+                    int(check),
+                    ctypes.c_uint(seconds),
+                )
+                if status < 0:
+                    raise RuntimeError(f"a block of {tuple(block)} threads cannot run")
+                for name in outputs:
+                    ctypes.memmove(arguments[name].ctypes.data, addresses[name], arguments[name].nbytes)
+                missing = {}
+                for name in outputs if check and not status else ():
+                    first = ctypes.c_int64()
+                    count = library.fv_unwritten(numbers[name], ctypes.byref(first)) if name not in initialised else 0
+                    if count:
+                        missing[name] = (int(count), int(first.value))
+                return Outcome(self._fault() if status else None, missing)
+            finally:
+                library.fv_free()
+
+    def _buffer(self, name: str, known: int | None, array: np.ndarray, flags: int) -> int:
+        guard = max(_GUARD, min(array.nbytes, _MOST_GUARD))
+        address = self._library.fv_buffer(
+            name.encode(),
+            ctypes.c_void_p(known),
+            ctypes.c_size_t(array.nbytes),
+            ctypes.c_size_t(array.itemsize),
+            flags,
+            ctypes.c_size_t(guard),
+        )
+        if not address:
+            raise RuntimeError("a kernel takes at most 64 arrays")
+        return int(address)
+
+    def set_global(self, name: str, value: Any) -> None:
+        """Set an ``extern "C"`` device global by name, before a launch.
+
+        A NumPy scalar sets a variable of that type. A contiguous NumPy array sets a pointer: the kernel reads and writes the array itself,
+        and such accesses are never reported. Raises KeyError where the kernel has no such global.
+        """
+        try:
+            place = ctypes.c_char.in_dll(self._library, name)
+        except ValueError:
+            raise KeyError(f'the kernel has no extern "C" device global called {name}') from None
+        if isinstance(value, np.ndarray):
+            if not value.flags.c_contiguous:
+                raise ValueError(f"{name}: the array must be contiguous")
+            cell = np.array(value.ctypes.data, np.uint64)
+        elif isinstance(value, np.generic):
+            cell = np.array(value)
+        else:
+            raise TypeError(
+                f"{name}: pass a NumPy scalar or array, not {type(value).__name__}; its dtype says how many bytes to set"
+            )
+        ctypes.memmove(ctypes.addressof(place), cell.ctypes.data, cell.nbytes)
+        self._kept[name] = value
+
+    def get_global(self, name: str, dtype: Any) -> Any:
+        """The value of an ``extern "C"`` device global, as a NumPy scalar of ``dtype``. Raises KeyError."""
+        try:
+            place = ctypes.c_char.in_dll(self._library, name)
+        except ValueError:
+            raise KeyError(f'the kernel has no extern "C" device global called {name}') from None
+        cell = np.zeros((), dtype)
+        ctypes.memmove(cell.ctypes.data, ctypes.addressof(place), cell.nbytes)
+        return cell[()]
+
+    def place(self, offset: int) -> tuple[str, int] | None:
+        """File and line of an offset from the anchor; None where it is not the kernel's code or lines were not kept."""
+        if self._lines is None:
+            self._lines = self._read_lines()
+        at = bisect.bisect_left(self._lines, (self._anchor + offset,)) - 1  # a return address is behind its call
+        if at < 0:
+            return None
+        address, file, line = self._lines[at]
+        return (file, line) if line and self._anchor + offset - address < 4096 else None
+
+    def _read_lines(self) -> list[tuple[int, str, int]]:
+        try:
+            first = _Line.in_dll(self._library, "fv_lines")
+            files = ctypes.string_at(ctypes.addressof(ctypes.c_char.in_dll(self._library, "fv_files"))).decode(
+                errors="replace"
+            )
+        except ValueError:
+            return []
+        names = files.split("\n")
+        table = ctypes.cast(ctypes.pointer(first), ctypes.POINTER(_Line))
+        lines, index = [], 0
+        while table[index].address:
+            lines.append((int(table[index].address), names[table[index].file], int(table[index].line)))
+            index += 1
+        return sorted(lines)
+
+    def _side(self, side: _Side) -> Side:
+        places = []
+        if side.file:
+            places.append((side.file.decode(errors="replace").replace("\\", "/").rsplit("/", 1)[-1], int(side.line)))
+        for offset in (side.pc, side.caller):
+            if offset and (found := self.place(offset)):
+                places.append(found)
+        return Side(bool(side.write), tuple(side.block), tuple(side.thread), tuple(places))
+
+    def _fault(self) -> Fault:
+        found = self._library.fv_finding().contents
+        sides = tuple(self._side(side) for side in (found.first, found.second) if side.present)
+        return Fault(
+            KINDS[found.kind],
+            found.array.decode(errors="replace"),
+            int(found.element),
+            int(found.count),
+            bool(found.shared),
+            sides,
+            found.detail.decode(errors="replace"),
+        )
+
+
+def load(path: Path) -> CpuLibrary:
+    """The library at ``path``, loaded once."""
+    if path not in _libraries:
+        _libraries[path] = CpuLibrary(path)
+    return _libraries[path]

@@ -1,0 +1,333 @@
+// checks.cpp: who touched what. The kernel is compiled with -fsanitize=thread, so the compiler puts a call before every memory access
+// that may be seen by other threads; the functions it calls are here, and no sanitizer is linked or preloaded.
+//
+// For each 4 bytes of shared memory and of output arrays (each byte of those that were touched by narrower accesses) a cell knows the
+// last write and two readers since the last barrier. Two readers are enough to contradict any writer: they are of two warps when threads
+// of two warps read, else two lanes of one. The epoch counts barriers, so an earlier one means that a barrier lies between.
+#include "state.hpp"
+
+namespace fv {
+
+struct Touch {
+    int32_t pc, from;  // offsets from the anchor
+    uint32_t epoch, warp_epoch;
+    uint16_t thread;
+    bool atomic;
+};
+struct Cell {
+    Touch write, read[2];
+    Touch earlier;  // the last read by a block before the current one
+    bool split;     // its four bytes have cells of their own
+};
+
+static Cell shared_cells[ARENA / 4];
+static Cell* shared_bytewise[ARENA / 4];
+static Finding pending_shared, pending_global;  // reads of what nothing wrote: they become a race when another thread writes it later
+static uint32_t* block_starts;                  // epoch in which each block that ran began, ascending, and which block it was
+static Index* block_names;
+static size_t block_total, block_room;
+
+static int32_t offset_of(const void* pc) { return pc ? (int32_t)((const char*)pc - &anchor) : 0; }
+
+static void side_of(Side& side, const Touch& t, bool write) {
+    memset(&side, 0, sizeof side);
+    size_t low = 0, high = block_total;  // the block that was running at that epoch
+    while (high - low > 1) {
+        const size_t middle = (low + high) / 2;
+        (block_starts[middle] <= t.epoch ? low : high) = middle;
+    }
+    side.present = 1;
+    side.write = write;
+    side.pc = t.pc;
+    side.from = t.from;
+    const Index b = block_names[low], i = fibers[t.thread].index;
+    const unsigned block[] = {b.x, b.y, b.z}, thread[] = {i.x, i.y, i.z};
+    memcpy(side.block, block, sizeof block);
+    memcpy(side.thread, thread, sizeof thread);
+}
+
+struct Place {
+    const char* name;
+    int64_t element, count;
+    bool shared;
+};
+
+static void describe(Finding* f, const Place& at) {
+    f->element = at.element;
+    f->count = at.count;
+    f->shared = at.shared;
+}
+static void conflict(Kind kind, const Place& at, const Touch& first, bool first_writes, const Touch& second, bool second_writes) {
+    Finding* f = report(kind, at.name);
+    describe(f, at);
+    side_of(f->first, first, first_writes);
+    side_of(f->second, second, second_writes);
+    leave();
+}
+[[noreturn]] static void give_up(Kind kind, const Place& at, const Touch& now, bool write) {
+    // A thread that has read what nothing wrote goes astray afterwards: that read is the fault.
+    const Finding& earlier = pending_shared.kind != NONE ? pending_shared : pending_global;
+    if (earlier.kind != NONE) {
+        *report(UNWRITTEN, "") = earlier;
+        leave();
+    }
+    Finding* f = report(kind, at.name);
+    describe(f, at);
+    side_of(f->first, now, write);
+    leave();
+}
+
+// Whether `t`, of another thread of this block, has no barrier between it and now.
+static bool unordered(const Touch& t, const Touch& now) {
+    if (t.epoch != epoch || t.thread == now.thread) return false;
+    const unsigned warp = now.thread / 32;
+    return t.thread / 32 != warp || t.warp_epoch >= warp_epoch[warp];
+}
+
+static void note_read(Cell& c, const Touch& now) {
+    Touch &a = c.read[0], &b = c.read[1];
+    for (Touch& t : c.read)
+        if (t.epoch && t.epoch < block_epoch) {
+            c.earlier = t;
+            t.epoch = 0;
+        }
+    if (a.epoch != epoch || a.thread == now.thread) {
+        if (a.epoch != epoch && b.epoch == epoch && b.thread == now.thread) b = now;
+        else a = now;
+    } else if (b.epoch != epoch || b.thread == now.thread) b = now;
+    else if (a.thread / 32 == b.thread / 32) {  // a third reader: keep two warps if there are two, else the most recent
+        if (now.thread / 32 != a.thread / 32) b = now;
+        else if (!unordered(a, now)) a = now;
+        else if (!unordered(b, now)) b = now;
+    }
+}
+
+static void touch(Cell& c, const Place& at, const Touch& now, bool write, bool track_unwritten) {
+    const bool across_blocks = !at.shared;
+    if (across_blocks && c.write.epoch && c.write.epoch < block_epoch && !(now.atomic && c.write.atomic))
+        conflict(BLOCKS, at, c.write, true, now, write);
+    if (unordered(c.write, now) && !(now.atomic && c.write.atomic)) conflict(RACE, at, c.write, true, now, write);
+    if (write) {
+        for (const Touch& t : c.read)
+            if (unordered(t, now)) conflict(RACE, at, t, false, now, true);
+        if (across_blocks) {
+            if (c.earlier.epoch) conflict(BLOCKS, at, c.earlier, false, now, true);
+            for (const Touch& t : c.read)
+                if (t.epoch && t.epoch < block_epoch) conflict(BLOCKS, at, t, false, now, true);
+        }
+    }
+    const uint32_t since = across_blocks ? 1 : block_epoch;
+    if ((!write || now.atomic) && track_unwritten && c.write.epoch < since) {
+        Finding& f = at.shared ? pending_shared : pending_global;
+        if (f.kind == NONE) {
+            memset(&f, 0, sizeof f);
+            f.kind = UNWRITTEN;
+            strncpy(f.array, at.name, sizeof f.array - 1);
+            describe(&f, at);
+            side_of(f.first, now, false);
+        }
+    }
+    if (write) c.write = now;
+    else note_read(c, now);
+}
+
+// The cells of [offset, offset + bytes) of an array whose first cell is `cells`.
+static void touch_range(Cell* cells, Cell** bytewise, size_t offset, size_t bytes, Place at, size_t start, size_t element, const Touch& now,
+                        bool write, bool track_unwritten) {
+    const bool whole = offset % 4 == 0 && bytes % 4 == 0;
+    for (size_t word = offset / 4; word * 4 < offset + bytes; ++word) {
+        Cell& c = cells[word];
+        if (whole && !c.split) {
+            at.element = (int64_t)((word * 4 - start) / element);
+            touch(c, at, now, write, track_unwritten);
+            continue;
+        }
+        if (!c.split) {
+            if (!bytewise[word]) bytewise[word] = static_cast<Cell*>(malloc(4 * sizeof(Cell)));
+            for (int i = 0; i < 4; ++i) bytewise[word][i] = c;
+            c.split = true;
+        }
+        for (size_t byte = word * 4; byte < word * 4 + 4; ++byte) {
+            if (byte < offset || byte >= offset + bytes) continue;
+            at.element = (int64_t)((byte - start) / element);
+            touch(bytewise[word][byte % 4], at, now, write, track_unwritten);
+        }
+    }
+}
+
+static int64_t floor_divide(int64_t a, int64_t b) { return a >= 0 ? a / b : -((-a + b - 1) / b); }
+
+static void shared_access(size_t offset, size_t bytes, bool write, const Touch& now) {
+    const Array *inside = nullptr, *before = nullptr, *first = nullptr;
+    for (int i = 0; i < array_count; ++i) {
+        const Array& a = arrays[i];
+        if (offset >= a.offset && (!before || a.offset > before->offset)) before = &a;
+        if (!first || a.offset < first->offset) first = &a;
+        if (offset >= a.offset && offset < a.offset + a.bytes) inside = &a;
+    }
+    static const Array whole = {"dynamic shared memory", 0, 0, 4, "", 0};
+    Array raw = whole;
+    raw.bytes = dynamic_bytes;
+    if (offset < RAW && offset < dynamic_bytes) inside = &raw;
+    else if (!before) before = offset < RAW + FENCE && first && dynamic_bytes == 0 ? first : &raw;
+    if (!inside || offset + bytes > inside->offset + inside->bytes) {
+        if (before && !inside && first) {  // below an array, and nearer to it than to the end of the one before
+            for (int i = 0; i < array_count; ++i)
+                if (arrays[i].offset > offset && arrays[i].offset - offset <= FENCE && offset - before->offset - before->bytes > FENCE / 2) before = arrays + i;
+        }
+        const Array& a = inside ? *inside : *before;
+        const int64_t element = floor_divide((int64_t)offset - (int64_t)a.offset, (int64_t)a.element);
+        const int64_t count = (int64_t)(a.bytes / a.element);
+        give_up(BOUNDS, {a.name, inside ? count : element, count, true}, now, write);
+    }
+    const Place at = {inside->name, 0, (int64_t)(inside->bytes / inside->element), true};
+    touch_range(shared_cells, shared_bytewise, offset, bytes, at, inside->offset, inside->element, now, write, true);
+}
+
+static void buffer_access(Buffer& b, const char* p, size_t bytes, bool write, const Touch& now) {
+    const int64_t count = (int64_t)(b.bytes / b.element);
+    if (p < b.base || p + bytes > b.base + b.bytes) {
+        const int64_t element = floor_divide(p - b.base, (int64_t)b.element);
+        give_up(BOUNDS, {b.name, element < count && element >= 0 ? count : element, count, false}, now, write);
+    }
+    if (b.flags & KNOWN) return;
+    const Place at = {b.name, (p - b.base) / (int64_t)b.element, count, false};
+    if (b.flags & CONST_ARRAY) {
+        if (write) give_up(INPUT, at, now, true);
+        return;
+    }
+    touch_range(b.cells, b.bytewise, p - b.base, bytes, at, 0, b.element, now, write, b.flags & OUTPUT);
+}
+
+void access(const void* where, size_t bytes, bool write, bool atomic, const void* pc) {
+    const char* p = static_cast<const char*>(where);
+    self->pc = pc;
+    if (on_stack(self->context, p)) return;
+    Touch now;
+    now.pc = offset_of(pc);
+    now.from = self->depth > 1 ? offset_of(self->calls[1]) : 0;
+    now.epoch = epoch;
+    now.warp_epoch = warp_epoch[self->warp];
+    now.thread = (uint16_t)self->linear;
+    now.atomic = atomic;
+    const size_t offset = (size_t)(p - arena);
+    if (offset < ARENA) return shared_access(offset, bytes, write, now);
+    Buffer* nearest = nullptr;
+    for (int i = 0; i < buffer_count; ++i) {
+        Buffer& b = buffers[i];
+        if (p >= b.base && p < b.base + b.bytes) return buffer_access(b, p, bytes, write, now);
+        if (p >= b.base - b.guard && p < b.base + b.bytes + b.guard) nearest = &b;
+    }
+    if (nearest) return buffer_access(*nearest, p, bytes, write, now);
+    const ptrdiff_t away = p - &anchor;
+    if (away > -(64 << 20) && away < (64 << 20)) return;  // the library's own: device globals, constants, threadIdx
+    give_up(WILD, {"", 0, 0, false}, now, write);
+}
+
+void free_cells(Buffer& b) {
+    for (size_t word = 0; b.bytewise && word <= b.bytes / 4; ++word) free(b.bytewise[word]);
+    free(b.bytewise);
+    free(b.cells);
+    b.bytewise = nullptr;
+    b.cells = nullptr;
+}
+
+void checks_begin() {
+    pending_shared.kind = pending_global.kind = NONE;
+    block_total = 0;
+    memset(shared_cells, 0, sizeof shared_cells);
+    for (int i = 0; i < buffer_count; ++i) {
+        Buffer& b = buffers[i];
+        free_cells(b);
+        if (b.flags & (CONST_ARRAY | KNOWN)) continue;
+        b.cells = static_cast<Cell*>(calloc(b.bytes / 4 + 1, sizeof(Cell)));
+        b.bytewise = static_cast<Cell**>(calloc(b.bytes / 4 + 1, sizeof(Cell*)));
+    }
+}
+void checks_block() {
+    if (block_total == block_room) {
+        block_room = block_room * 2 + 64;
+        block_starts = static_cast<uint32_t*>(realloc(block_starts, block_room * sizeof *block_starts));
+        block_names = static_cast<Index*>(realloc(block_names, block_room * sizeof *block_names));
+    }
+    block_starts[block_total] = block_epoch;
+    block_names[block_total++] = block_index;
+}
+bool checks_barrier() {
+    if (pending_shared.kind == NONE) return true;
+    *report(UNWRITTEN, "") = pending_shared;
+    return false;
+}
+bool checks_end() {
+    if (pending_global.kind == NONE) return true;
+    *report(UNWRITTEN, "") = pending_global;
+    return false;
+}
+int64_t unwritten(const Buffer& b, int64_t* element) {
+    int64_t missing = 0;
+    for (size_t at = 0; b.cells && at < b.bytes; at += b.element) {
+        const Cell& c = b.cells[at / 4];
+        if (c.split ? b.bytewise[at / 4][at % 4].write.epoch : c.write.epoch) continue;
+        if (!missing++) *element = (int64_t)(at / b.element);
+    }
+    return missing;
+}
+
+}  // namespace fv
+
+// ---- what the compiler calls ----
+
+#define CALLER __builtin_return_address(0)
+#define TSAN(type) extern "C" FV_LOCAL type
+static inline void seen(const void* p, size_t n, bool write, const void* pc) {
+    if (fv::checking) fv::access(p, n, write, false, pc);
+}
+static void seen_range(const void* p, size_t n, bool write, const void* pc) {
+    const char* at = static_cast<const char*>(p);
+    for (; n >= 4; n -= 4, at += 4) seen(at, 4, write, pc);
+    for (; n; --n, ++at) seen(at, 1, write, pc);
+}
+#define ACCESS(n)                                                                                        \
+    TSAN(void) __tsan_read##n(void* p) { seen(p, n, false, CALLER); }                                     \
+    TSAN(void) __tsan_write##n(void* p) { seen(p, n, true, CALLER); }                                     \
+    TSAN(void) __tsan_unaligned_read##n(void* p) { seen(p, n, false, CALLER); }                           \
+    TSAN(void) __tsan_unaligned_write##n(void* p) { seen(p, n, true, CALLER); }                           \
+    TSAN(void) __tsan_volatile_read##n(void* p) { seen(p, n, false, CALLER); }                            \
+    TSAN(void) __tsan_volatile_write##n(void* p) { seen(p, n, true, CALLER); }                            \
+    TSAN(void) __tsan_unaligned_volatile_read##n(void* p) { seen(p, n, false, CALLER); }                  \
+    TSAN(void) __tsan_unaligned_volatile_write##n(void* p) { seen(p, n, true, CALLER); }                  \
+    TSAN(void) __tsan_read_write##n(void* p) { seen(p, n, false, CALLER), seen(p, n, true, CALLER); }     \
+    TSAN(void) __tsan_unaligned_read_write##n(void* p) { seen(p, n, false, CALLER), seen(p, n, true, CALLER); }
+ACCESS(1)
+ACCESS(2)
+ACCESS(4)
+ACCESS(8)
+ACCESS(16)
+TSAN(void) __tsan_read_range(void* p, size_t n) { seen_range(p, n, false, CALLER); }
+TSAN(void) __tsan_write_range(void* p, size_t n) { seen_range(p, n, true, CALLER); }
+TSAN(void*) __tsan_memcpy(void* to, const void* from, size_t n) {
+    seen_range(from, n, false, CALLER);
+    seen_range(to, n, true, CALLER);
+    return memcpy(to, from, n);
+}
+TSAN(void*) __tsan_memmove(void* to, const void* from, size_t n) {
+    seen_range(from, n, false, CALLER);
+    seen_range(to, n, true, CALLER);
+    return memmove(to, from, n);
+}
+TSAN(void*) __tsan_memset(void* to, int value, size_t n) {
+    seen_range(to, n, true, CALLER);
+    return memset(to, value, n);
+}
+TSAN(void) __tsan_func_entry(void* caller) {
+    fv::Fiber* f = fv::self;
+    if (!f) return;
+    if (f->depth < fv::CALLS) f->calls[f->depth] = caller;
+    ++f->depth;
+}
+TSAN(void) __tsan_func_exit() {
+    if (fv::self) --fv::self->depth;
+}
+TSAN(void) __tsan_init() {}
+TSAN(void) __tsan_vptr_update(void**, void*) {}
+TSAN(void) __tsan_vptr_read(void**) {}

@@ -1,0 +1,110 @@
+// state.hpp: what runtime.cpp (fibers, barriers, memory, launch) and checks.cpp (who touched what) share.
+#pragma once
+#include "runtime.hpp"
+#include "switch.hpp"
+
+namespace fv {
+
+// What a run can report. flashviz/checks/kernels.py has the words for each.
+enum Kind : int {
+    NONE,
+    RACE,          // two threads of a block touch one element, at least one writes, and no barrier lies between
+    UNWRITTEN,     // an element is read that nothing wrote
+    BOUNDS,        // past the end of a shared array or part, or of a global array
+    BARRIER,       // threads of a block wait at different barriers, or some have ended
+    BLOCKS,        // two blocks of a launch touch one element, at least one writes
+    WARP,          // a warp intrinsic that not all lanes of its mask reach
+    WILD,          // an address that belongs to no array
+    INPUT,         // a write to an array that the kernel declares const
+    SHARED_BYTES,  // more shared memory than the launch gives
+    CRASH,         // the processor stopped the kernel: no such memory, division by zero
+    ENDLESS,       // still running at the time limit
+    TRAP,          // __trap() or a failed assert
+};
+
+// One side of a finding: which thread did what where. A memory access has `pc` and `from` (the call in the kernel that led there, or 0),
+// offsets from the anchor; a barrier or intrinsic has file and line.
+struct Side {
+    int present, write;
+    unsigned block[3], thread[3];
+    int64_t pc, from;
+    const char* file;
+    int line;
+};
+
+// The first thing that went wrong in a launch. `element` counts from the array's start and may be negative or past `count`.
+struct Finding {
+    int kind;
+    char array[64];
+    int64_t element, count;
+    int shared;
+    Side first, second;
+    char detail[160];
+};
+
+enum State : uint8_t { RUNNABLE, AT_BARRIER, AT_WARP, ENDED };
+
+constexpr int CALLS = 8;  // depth of calls that are remembered
+struct Fiber : Thread {
+    Context context;
+    State state;
+    int predicate, count;        // of __syncthreads_count
+    unsigned mask;               // of the warp operation it waits in
+    void *in, *out;
+    Exchange all;
+    const char *what, *file;     // where it waits
+    int line;
+    const void* calls[CALLS];    // return addresses of the functions it is in, in checking mode
+    int depth;
+    const void* pc;              // of its last memory access, in checking mode
+};
+
+struct Array {
+    const char* name;
+    size_t offset, bytes, element;  // in the arena
+    const char* file;
+    int line;
+};
+
+struct Cell;
+enum : int { CONST_ARRAY = 1, OUTPUT = 2, KNOWN = 4 };  // KNOWN: may be touched, is not looked at (a trace buffer)
+struct Buffer {
+    char name[64];
+    char *memory, *base;
+    size_t bytes, element, guard;
+    int flags;
+    Cell* cells;      // one for each 4 bytes, for what is written
+    Cell** bytewise;  // four for each of those that was touched by a narrower access
+};
+
+constexpr size_t ARENA = 1 << 20, RAW = 256 << 10, FENCE = 128;  // the dynamic array as a whole, then named arrays
+constexpr int MOST_ARRAYS = 256, MOST_BUFFERS = 64, MOST_THREADS = 1024;
+
+extern FV_LOCAL Fiber fibers[MOST_THREADS];
+extern FV_LOCAL Fiber* self;
+extern FV_LOCAL size_t fiber_count;
+extern FV_LOCAL Array arrays[MOST_ARRAYS];
+extern FV_LOCAL int array_count;
+extern FV_LOCAL Buffer buffers[MOST_BUFFERS];
+extern FV_LOCAL int buffer_count;
+extern FV_LOCAL size_t dynamic_bytes;
+extern FV_LOCAL bool checking;
+extern FV_LOCAL uint32_t epoch, block_epoch, warp_epoch[MOST_THREADS / 32];  // counted over the whole launch, from 1
+extern FV_LOCAL const char anchor;
+
+// Report and end the launch; the first report stands. `leave` goes back to the launch and never returns.
+FV_LOCAL Finding* report(Kind kind, const char* array);
+[[noreturn]] FV_LOCAL void leave();
+FV_LOCAL void fill_side(Side& side, const Fiber& f, bool write, const void* pc, const void* from);
+FV_LOCAL void fill_wait(Side& side, const Fiber& f);
+
+// checks.cpp
+FV_LOCAL void checks_begin();                  // a launch
+FV_LOCAL void checks_block();                  // a block begins: epoch == block_epoch
+FV_LOCAL bool checks_barrier();                // a barrier is complete, or the block has ended; false when something is wrong
+FV_LOCAL bool checks_end();                    // the launch has ended
+FV_LOCAL void access(const void* p, size_t bytes, bool write, bool atomic, const void* pc);
+FV_LOCAL void free_cells(Buffer& b);
+FV_LOCAL int64_t unwritten(const Buffer& b, int64_t* element);  // how many elements of an output nothing wrote, and the first of them
+
+}  // namespace fv
