@@ -8,7 +8,7 @@ from flashviz.recording import Recording
 from flashviz.slots import Block
 from flashviz.view.layout import Layout
 from flashviz.view.layouts import by_tile, layout_of
-from flashviz.view.palette import HUES, hue_of
+from flashviz.view.palette import HUES, Hue, hue_of
 
 
 class _ByIdentity:
@@ -73,3 +73,12 @@ def _others(key: _ByIdentity) -> tuple[str, ...]:
 def others_of(recording: Recording) -> tuple[str, ...]:
     """The tensors that are not attention's: they take hues in the order in which they appear."""
     return _others(_ByIdentity(recording))
+
+
+def hues_of(recording: Recording) -> dict[str, Hue]:
+    """The hue of every tensor: its layouts' own, or that of its name."""
+    own: dict[str, Hue] = {}
+    for launch in range(max(len(recording.launches), 1)):
+        own = {**layout_for(recording, None, launch).hues, **own}
+    others = others_of(recording)
+    return {s.tensor: own.get(s.tensor) or hue_of(s.tensor, others) for s in recording.slots}

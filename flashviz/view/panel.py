@@ -15,9 +15,9 @@ from flashviz.checks.traffic import Running
 from flashviz.events import Source, Step
 from flashviz.recording import Recording
 from flashviz.view.draw import HEIGHT, WIDTH
+from flashviz.view.facts import hues_of, layout_for, levels_of
 from flashviz.view.numbers import rows_of
-from flashviz.view.palette import HUES, OUTLINE, STALE, Hue, fill_of, hue_of
-from flashviz.view.scene import layout_for, levels_of, others_of
+from flashviz.view.palette import HUES, OUTLINE, STALE, Hue, fill_of
 from flashviz.view.svg import css_id
 
 MOST_TARGETS = 2000
@@ -51,7 +51,7 @@ STYLE = """
 .fv-l{display:block;white-space:pre;padding:0 10px 0 0}
 .fv-l::before{content:attr(data-n);display:inline-block;width:2.6em;margin-right:1em;text-align:right;color:#63636b}
 .fv-a{display:block;cursor:pointer;border-left:3px solid transparent}
-.fv-a:hover{background:#f4f4f5}.fv-a:focus-visible{outline:2px solid #2563eb;outline-offset:-2px}
+.fv-a:where(:hover){background:#f4f4f5}.fv-a:focus-visible{outline:2px solid #2563eb;outline-offset:-2px}
 .fv-now{color:var(--jp-ui-font-color1,inherit);font:13px/1.4 system-ui,sans-serif;height:1.4em;overflow:hidden;
  white-space:pre;text-overflow:ellipsis}
 .fv-now.fv-counts{height:2.8em;font-variant-numeric:tabular-nums}
@@ -216,11 +216,11 @@ def numbers_html(recording: Recording, number: int) -> str:
 def legend_html(recording: Recording) -> str:
     """The hues of what is drawn, named."""
     drawn = {name for n in range(max(len(recording.launches), 1)) for name in layout_for(recording, None, n).boxes}
-    levels, others = levels_of(recording), others_of(recording)
+    levels, hues = levels_of(recording), hues_of(recording)
     chips, seen = [], set()
     order = list(HUES.values())
-    for slot in sorted(recording.slots, key=lambda s: _rank(hue_of(s.tensor, others), order)):
-        hue = hue_of(slot.tensor, others)
+    for slot in sorted(recording.slots, key=lambda s: _rank(hues[s.tensor], order)):
+        hue = hues[slot.tensor]
         if slot.name not in drawn or hue in seen:
             continue
         seen.add(hue)

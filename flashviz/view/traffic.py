@@ -10,8 +10,8 @@ from matplotlib.ticker import EngFormatter
 
 from flashviz.checks.traffic import traffic
 from flashviz.recording import as_recording
-from flashviz.view.palette import GROUND, TEXT, hue_of
-from flashviz.view.scene import others_of
+from flashviz.view.facts import hues_of
+from flashviz.view.palette import GROUND, TEXT
 
 
 def traffic_plot(*runs: Any, names: Sequence[str] | None = None) -> Figure:
@@ -36,14 +36,14 @@ def traffic_plot(*runs: Any, names: Sequence[str] | None = None) -> Figure:
     axes = figure.add_subplot()
     for row, recording in enumerate(recordings):
         counted = traffic(recording)
-        others = others_of(recording)
+        hues = hues_of(recording)
         for way in (1, -1):
             left = 0.0
             for tensor, count in counted.tensors.items():
                 size = count.bytes_read if way > 0 else count.bytes_written
                 if not size:
                     continue
-                hue = hue_of(tensor, others)
+                hue = hues[tensor]
                 bar: dict[str, Any] = {"height": 0.62, "color": hue.light, "edgecolor": hue.outline, "linewidth": 1.1}
                 axes.barh(row, way * size, left=left, **bar)
                 middle = left + way * size / 2
