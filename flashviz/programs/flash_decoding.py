@@ -282,7 +282,7 @@ class FlashDecoding(Program):
 
 
 def launch_kernels(fd: FlashDecoding, device: str = "gpu") -> tuple[np.ndarray, np.ndarray]:
-    """O and L from ``kernels/flash_decoding.cu``, both kernels launched through CuPy, all outputs filled with NaN first.
+    """O and L from ``kernels/flash_decoding.cu``: both kernels, on outputs filled with NaN.
 
     Raises:
         LaunchError: the sizes do not fit this GPU; says which would. KernelError: it failed while it ran.
