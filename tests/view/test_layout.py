@@ -157,6 +157,12 @@ def test_more_than_eight_tiles_draw_the_first_an_ellipsis_and_the_last(tiles: tu
         check(recording, step)
 
 
+def test_labels_of_a_column_have_one_size() -> None:
+    shapes = by_id(scene(attention((12, 20)), 0))
+    for tensor, last in (("Q", 11), ("K", 19), ("L", 11)):
+        assert shapes[f"{tensor}0.label"].size == shapes[f"{tensor}{last}.label"].size
+
+
 def test_tiles_fly_out_of_the_ellipsis() -> None:
     recording = attention((1, 20))
     step = next(n for n, s in enumerate(recording.steps) if "j = 10 · load" in s.label)
