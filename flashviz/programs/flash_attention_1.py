@@ -107,8 +107,10 @@ class FlashAttention1(Program):
         return range(next(i for i in range(self.Tr) if self.a.key_tiles(i) > j), self.Tr)
 
     def rows_of(self, slot: Slot, i: int) -> np.ndarray:
-        """What a slot holds for the rows of row block i: fewer than Br in the last one."""
-        return self.r.read(slot)[: self.a.Nq - i * self.a.Br]
+        """What a slot holds for the rows of row block i, fewer than Br in the last one; NaN where an earlier tile ended."""
+        held, rows = self.r.read(slot), min(self.a.Br, self.a.Nq - i * self.a.Br)
+        missing = np.full((max(rows - len(held), 0), *held.shape[1:]), np.nan, held.dtype)
+        return np.concatenate([held[:rows], missing])
 
     @action("set O = 0, m = -inf, l = 0 in HBM")
     def init_o(self) -> None:
