@@ -48,18 +48,9 @@ def forward(fd: FlashDecoding) -> None:
 
 
 class FlashDecoding(Program):
-    """The actions of flash decoding on real tiles. Heads here are those of K and V; ``heads`` lists (batch, head).
+    """The actions of flash decoding on real tiles; arguments as for :func:`flash_decoding`.
 
-    Args:
-        q: [Nq, d], [H, Nq, d] or [B, H, Nq, d], real numbers, computed in float32.
-        K, V: [Nk, d], [Hkv, Nk, d] or [B, Hkv, Nk, d]; Hkv divides H.
-        splits: blocks that share the keys of one head.
-        Bc: rows of a K, V tile.
-        scale: 1/√d when not given; 0 is honoured.
-        causal: query i sees keys j ≤ i + Nk - Nq (aligned bottom-right).
-        mask: boolean, broadcast to [B, H, Nq, Nk], True where a query sees a key.
-        record: True, False, or the blocks to keep.
-        keep_values: tiles up to this many elements keep their numbers.
+    Heads here are those of K and V, and ``heads`` lists every (batch, head); ``rows`` are the queries of one of them.
     """
 
     loop = ("KV loop", "j", "split loop", "s")
