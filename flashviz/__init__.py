@@ -42,7 +42,7 @@ _WHERE = {
     "traffic_model": "checks.model",
     "check_traffic": "checks.model",
     "load": "files",
-    "measured": "measured",
+    "measured": "measurements",
     "save": "view.export",
     "page": "view.page",
     "scene": "view.scene",
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from flashviz.doctor import doctor as doctor
     from flashviz.explorer import explore as explore
     from flashviz.files import load as load
-    from flashviz.measured import measured as measured
+    from flashviz.measurements import measured as measured
     from flashviz.player import play as play
     from flashviz.programs.base import Program as Program
     from flashviz.programs.base import Run as Run

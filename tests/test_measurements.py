@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flashviz import measured as named
-from flashviz.measured import FOLDER, measured
+from flashviz.measurements import FOLDER, measured
 
 
 def test_nothing_stored_is_none() -> None:
@@ -16,7 +16,7 @@ def test_nothing_stored_is_none() -> None:
 
 
 def test_where_names_the_machine_and_the_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flashviz.measured.FOLDER", tmp_path)
+    monkeypatch.setattr("flashviz.measurements.FOLDER", tmp_path)
     data = {"gpu": "NVIDIA X1", "multiprocessors": 7, "date": "2026-01-02", "rows": [{"ms": 1.5}]}
     (tmp_path / "thing.json").write_text(json.dumps(data))
     found = measured("thing")
