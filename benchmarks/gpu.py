@@ -150,11 +150,11 @@ def numeric_cases() -> list[tuple[str, tuple[int, ...], tuple[int, int], float |
 class Checks:
     """Runs checks one by one: a failure is kept and said, and the others go on.
 
-    What a check returns, if anything, are the errors of O and L as fractions of the bound; the worst are kept.
+    What a check returns, if anything, are the errors of the outputs ``names`` as fractions of the bound; the worst are kept.
     """
 
-    def __init__(self, say: Any) -> None:
-        self.say, self.failures, self.worst, self.count = say, [], [0.0, 0.0], 0
+    def __init__(self, say: Any, names: tuple[str, str] = ("O", "L")) -> None:
+        self.say, self.failures, self.worst, self.count, self.names = say, [], [0.0, 0.0], 0, names
 
     def __call__(self, title: str, work: Any) -> None:
         """Run one check."""
@@ -173,8 +173,7 @@ class Checks:
             "cases": self.count,
             "failures": self.failures,
             "bound": BOUND,
-            "worst O, of the bound": self.worst[0],
-            "worst L, of the bound": self.worst[1],
+            **{f"worst {name}, of the bound": worst for name, worst in zip(self.names, self.worst, strict=True)},
         }
 
 
@@ -564,9 +563,11 @@ def markdown(result: dict[str, Any], times: Any = None) -> str:
     lines = ["# GPU run", "", "| | |", "| --- | --- |"]
     lines += [f"| {key} | {value} |" for key, value in result.get("machine", {}).items()]
     if "cases" in (checks := result.get("checks", {})):
+        worst = [(key.split()[1].rstrip(","), value) for key, value in checks.items() if key.startswith("worst ")]
+        errors = " and ".join(f"of {name} {value:.2f}" for name, value in worst)
         lines += [
             "",
-            f"{checks['cases']} checks, {len(checks['failures'])} failed; bound {checks['bound']:.2g}, largest error of O {checks['worst O, of the bound']:.2f} and of L {checks['worst L, of the bound']:.2f} of it.",
+            f"{checks['cases']} checks, {len(checks['failures'])} failed; bound {checks['bound']:.2g}, largest error {errors} of it.",
         ]
         lines += [f"- {failure}" for failure in checks["failures"]]
     for kind in ("clean", "planted"):
