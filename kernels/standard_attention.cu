@@ -32,7 +32,7 @@
 // @shape     B=1 Hq=2 Hkv=2 Nq=70 Nk=5 causal=1
 //
 // @kernel    standard_softmax
-// @block     32 * Br
+// @block     128
 // @blocks    Br
 // @array     S [B, Hq, Nq, Nk]
 // @array     P [B, Hq, Nq, Nk]
@@ -112,7 +112,7 @@ __global__ void standard_scores(const float* Q, const float* K, float* S, int Nq
     }
 }
 
-// One warp a row. Each lane loads, changes and stores its own keys, so no barrier is needed; the two sums over the row go by shuffles.
+// One warp a row. Each lane loads, changes and stores its own keys, so no barrier is needed; the row's maximum and sum go by shuffles.
 template <int Br, int Keys>
 __global__ void standard_softmax(const float* S, float* P, int Nq, int Nk, int Hq) {
     const int i = blockIdx.x;                      // row block,  0 .. ceil(Nq / Br) - 1
@@ -127,14 +127,14 @@ __global__ void standard_softmax(const float* S, float* P, int Nq, int Nk, int H
     SharedCarver carve;
     const auto Si = carve.tile<Br, Keys>("Si");    // whole rows: scores, then probabilities
 
+    TRACE(load_s, i);
     for (int r = threadIdx.x / 32; r < Br; r += blockDim.x / 32) {
         const int q = i * Br + r;                  // row of S, may be past Nq in the last block
-        if (q >= Nq) break;                        // the whole warp leaves: all its lanes have this row
+        for (int k = lane; k < Nk && q < Nq; k += 32) Si[r][k] = S[(long long)q * Nk + k];
+    }
 
-        TRACE(load_s, i);
-        for (int k = lane; k < Nk; k += 32) Si[r][k] = S[(long long)q * Nk + k];
-
-        TRACE(softmax, i);
+    TRACE(softmax, i);
+    for (int r = threadIdx.x / 32; r < Br && i * Br + r < Nq; r += blockDim.x / 32) {   // the same for all lanes of a warp
         float m = -INFINITY;
         for (int k = lane; k < Nk; k += 32) m = fmaxf(m, Si[r][k]);
         for (int far = 16; far; far /= 2) m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, far));   // now every lane has the row's
@@ -146,9 +146,12 @@ __global__ void standard_softmax(const float* S, float* P, int Nq, int Nk, int H
         }
         for (int far = 16; far; far /= 2) l += __shfl_xor_sync(0xffffffffu, l, far);
         for (int k = lane; k < Nk; k += 32) Si[r][k] = l == 0.f ? 0.f : Si[r][k] / l;
+    }
 
-        TRACE(store_p, i);
-        for (int k = lane; k < Nk; k += 32) P[(long long)q * Nk + k] = Si[r][k];
+    TRACE(store_p, i);
+    for (int r = threadIdx.x / 32; r < Br; r += blockDim.x / 32) {
+        const int q = i * Br + r;
+        for (int k = lane; k < Nk && q < Nq; k += 32) P[(long long)q * Nk + k] = Si[r][k];
     }
 }
 

@@ -20,8 +20,8 @@ from flashviz.tiles import causal_mask
 KERNEL = "standard_attention"
 KERNELS = ("standard_scores", "standard_softmax", "standard_values")
 THREADS = {"standard_scores": 256, "standard_softmax": 128, "standard_values": 256}
-SOFTMAX_ROWS = 4
-"""Rows of a block of the softmax kernel on a GPU, a warp each: it holds whole rows of S, so few fit."""
+SOFTMAX_BYTES = 65_536
+"""Shared memory that a block of the softmax kernel asks for at most: where Br whole rows of S take more, it has fewer."""
 
 
 def forward(sa: StandardAttention) -> None:
@@ -243,8 +243,18 @@ class StandardAttention(Program):
         return Run(O, L, recording, "numpy", self.a.params)
 
 
+def softmax_template(Br: int, Nk: int) -> dict[str, int]:
+    """The softmax kernel's template values: keys that a row has room for, and Br rows, or as many as fit.
+
+    >>> softmax_template(32, 200), softmax_template(32, 4096)
+    ({'Br': 32, 'Keys': 256}, {'Br': 4, 'Keys': 4096})
+    """
+    keys = 1 << (Nk - 1).bit_length()
+    return {"Br": min(Br, max(SOFTMAX_BYTES // (4 * keys), 1)), "Keys": keys}
+
+
 def launch_kernels(a: Attention, device: str = "gpu") -> tuple[np.ndarray, np.ndarray]:
-    """O and L from ``kernels/standard_attention.cu``, three launches through CuPy on outputs filled with NaN.
+    """O and L from ``kernels/standard_attention.cu``, three launches on outputs filled with NaN.
 
     Raises:
         LaunchError: the sizes do not fit this GPU; says which would. KernelError: one failed while it ran.
@@ -255,14 +265,13 @@ def launch_kernels(a: Attention, device: str = "gpu") -> tuple[np.ndarray, np.nd
     S, P = np.empty((B, Hq, Nq, Nk), np.float32), np.empty((B, Hq, Nq, Nk), np.float32)
     O = np.empty(a.Q.shape, np.float32)
     tiles = {"Br": a.Br, "Bc": a.Bc, "D": a.d}
-    rows = {"Br": SOFTMAX_ROWS, "Keys": 1 << (Nk - 1).bit_length()}
     arguments: dict[str, tuple[Any, ...]] = {
         "standard_scores": (a.Q, a.K, S, Nq, Nk, a.scale, a.causal, Hq, Hkv),
         "standard_softmax": (S, P, Nq, Nk, Hq),
         "standard_values": (P, a.V, O, Nq, Nk, Hq, Hkv),
     }
     for name in KERNELS:
-        template = rows if name == "standard_softmax" else tiles
+        template = softmax_template(a.Br, Nk) if name == "standard_softmax" else tiles
         kernel = cuda.Kernel(KERNEL, template=template, function=name, block=THREADS[name])
         cuda.launch(kernel, arguments[name], device=device, poison=True)
     m = S.max(axis=-1)

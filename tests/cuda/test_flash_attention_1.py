@@ -8,10 +8,11 @@ from typing import Any
 import fake_cupy
 import numpy as np
 import pytest
+from programs.oracle import attention, bound
 
 import flashviz as fv
 from flashviz import cuda
-from flashviz.cuda import sources
+from flashviz.cuda import cpu, sources
 from flashviz.programs.flash_attention_1 import FlashAttention1
 from flashviz.programs.standard_attention import KERNELS, StandardAttention
 
@@ -109,9 +110,9 @@ def test_standard_attention_on_a_gpu(fake: Any, monkeypatch: pytest.MonkeyPatch)
     np.testing.assert_allclose(run.O, want.O, atol=1e-5)
     np.testing.assert_allclose(run.L, want.L, atol=1e-5)
     assert [launched["function"] for launched in machine.launches] == [
-        *("standard_scores<16, 16, 8>", "standard_softmax<4, 64>", "standard_values<16, 16, 8>"),
+        *("standard_scores<16, 16, 8>", "standard_softmax<16, 64>", "standard_values<16, 16, 8>"),
     ]
-    assert [launched["grid"] for launched in machine.launches] == [(3, 2, 1), (9, 2, 1), (3, 2, 1)]
+    assert [launched["grid"] for launched in machine.launches] == [(3, 2, 1)] * 3
     assert [launched["block"][0] for launched in machine.launches] == [256, 128, 256]
 
 
@@ -120,3 +121,49 @@ def test_rows_longer_than_the_softmax_holds_are_refused() -> None:
     kernel = cuda.Kernel("standard_attention", {"Br": 4, "Keys": 64}, function="standard_softmax")
     with pytest.raises(cuda.ArgumentError, match="requires Nk <= Keys; got Keys=64, Nk=65"):
         cuda.plan(kernel, (S, S.copy(), 3, 65, 1))
+
+
+CASES = [  # B, Hq, Hkv, Nq, Nk, d, Br, Bc, causal
+    (1, 1, 1, 33, 33, 8, 16, 16, False),
+    (2, 6, 2, 5, 70, 16, 16, 16, True),
+    (1, 2, 2, 70, 5, 16, 16, 16, True),
+    (1, 2, 1, 9, 9, 3, 4, 7, True),
+    (1, 1, 1, 5, 2, 8, 2, 4, True),
+    (1, 1, 1, 1, 1, 8, 4, 4, False),
+    (1, 1, 1, 4, 300, 8, 32, 32, False),
+]
+
+
+@pytest.mark.parametrize("algorithm", [fv.flash_attention_1, fv.standard_attention])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_kernels_on_the_processor(algorithm: Any, case: tuple[Any, ...]) -> None:
+    if not cpu.status().usable:
+        pytest.skip(cpu.status().reason)
+    B, Hq, Hkv, Nq, Nk, d, Br, Bc, causal = case
+    rng = np.random.default_rng(Nk)
+    Q, K, V = (rng.standard_normal((B, h, n, d), dtype="float32") for h, n in ((Hq, Nq), (Hkv, Nk), (Hkv, Nk)))
+    got = algorithm(Q, K, V, Br=Br, Bc=Bc, causal=causal, record=False, device="cpu")
+    O, L = attention(Q, K, V, causal=causal)
+    most_o, most_l = bound(Q, K, V)
+    assert got.device == "cpu"
+    assert np.abs(got.O - O).max() <= most_o
+    assert np.array_equal(np.isneginf(got.L), np.isneginf(L))
+    seen = ~np.isneginf(L)
+    assert np.abs(got.L[seen] - L[seen]).max() <= most_l
+    if Nk == 1:
+        assert np.array_equal(got.O, np.broadcast_to(V, got.O.shape))
+
+
+def test_what_the_kernel_leaves_in_hbm_is_what_the_program_leaves() -> None:
+    if not cpu.status().usable:
+        pytest.skip(cpu.status().reason)
+    Q, K, V = arrays(1, 1, 10, 8)
+    O, m, l = np.empty((1, 1, 10, 8), "f4"), np.empty((1, 1, 10), "f4"), np.empty((1, 1, 10), "f4")
+    kernel = cuda.Kernel("flash_attention_1", {"Br": 4, "Bc": 4, "D": 8})
+    cuda.launch(kernel, (Q, K, V, O, m, l, 10, 10, 1 / np.sqrt(8), 0, 1, 1), device="cpu", poison=True)
+    recording = fv.flash_attention_1(Q, K, V, device="numpy").recording
+    assert recording is not None
+    for i in range(3):
+        for name, array in (("O", O), ("m", m), ("l", l)):
+            want = recording.values(-1, f"{name}{i}")
+            np.testing.assert_allclose(array[0, 0, 4 * i : 4 * i + 4], want, rtol=1e-5, atol=1e-6)
