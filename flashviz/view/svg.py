@@ -31,7 +31,7 @@ from flashviz.view.tween import FLY_CSS
 STEP_MS = 900
 """A tween's length at speed 1."""
 _RC: dict[str, Any] = {"svg.fonttype": "none", "svg.hashsalt": "flashviz", "path.simplify": False}
-_ID = re.compile(r' id="[^"]*"')
+_TAG, _ID = re.compile(r"<[^>]*>"), re.compile(r' id="[^"]*"')
 _SPACE = re.compile(r"\n\s*")
 
 
@@ -53,7 +53,7 @@ class _Pen:
                 self._draw(self.axes, artist, renderer)
             renderer.writer.flush()
         text = out.getvalue()[start:]
-        return _SPACE.sub("", _ID.sub("", text))
+        return _TAG.sub(lambda tag: _ID.sub("", tag[0]), _SPACE.sub("", text))
 
     @staticmethod
     def _draw(axes: Axes, artist: Any, renderer: Any) -> None:
