@@ -177,15 +177,16 @@ class Checks:
         }
 
 
-def part_checks(say: Any) -> dict[str, Any]:
-    import cupy
+def attention_checks(check: Checks, rng: Any, attend: Any) -> None:
+    """What any attention kernel must hold: the shapes against float64, A01, A04, A09, A10, A14, and any number of threads.
 
-    rng = np.random.default_rng(2307)
-    check = Checks(say)
+    ``attend(Q, K, V, Br, Bc, causal=, scale=, block=)`` returns O and L.
+    """
+    import cupy
 
     def numeric(sizes: Any, blocks: Any, scale: Any, causal: bool) -> tuple[float, float]:
         Q, K, V = random(rng, *sizes)
-        O, L = attention(Q, K, V, *blocks, scale=scale, causal=causal)
+        O, L = attend(Q, K, V, *blocks, scale=scale, causal=causal)
         if sizes[4] == 1 and not causal:
             assert (np.repeat(V, sizes[1] // sizes[2], axis=1) == O).all(), "with one key O is not V exactly"
         return compare(O, L, Q, K, V, scale, causal)
@@ -195,7 +196,7 @@ def part_checks(say: Any) -> dict[str, Any]:
 
     def known(Q: Any, K: Any, V: Any, want: Any, blocks: Any, L_want: Any = None, **how: Any) -> None:
         arrays = [np.asarray(x, np.float32)[None, None] for x in (Q, K, V)]
-        O, L = attention(*arrays, *blocks, **how)
+        O, L = attend(*arrays, *blocks, **how)
         np.testing.assert_allclose(O[0, 0], want, atol=5e-5 if "scale" not in how else 1e-6)
         if L_want is not None:
             np.testing.assert_allclose(L[0, 0], L_want, atol=1e-6)
@@ -238,15 +239,24 @@ def part_checks(say: Any) -> dict[str, Any]:
             dense = [
                 np.ascontiguousarray(x) if isinstance(x, np.ndarray) else cupy.ascontiguousarray(x) for x in (Q, K, V)
             ]
-            for a, b in zip(attention(Q, K, V, 32, 32), attention(*dense, 32, 32), strict=True):
+            for a, b in zip(attend(Q, K, V, 32, 32), attend(*dense, 32, 32), strict=True):
                 assert (a == b).all(), "views give another result than contiguous copies"
 
     def threads() -> None:
         Q, K, V = random(rng, 1, 2, 1, 70, 45, 64)
-        first = attention(Q, K, V, 32, 32)
+        first = attend(Q, K, V, 32, 32)
         for block in (32, 96, 128, 512, 1024):
-            for a, b in zip(first, attention(Q, K, V, 32, 32, block=block), strict=True):
+            for a, b in zip(first, attend(Q, K, V, 32, 32, block=block), strict=True):
                 assert (a == b).all(), f"{block} threads give another result than 256"
+
+    check("A14 views", views)
+    check("thread counts", threads)
+
+
+def part_checks(say: Any) -> dict[str, Any]:
+    rng = np.random.default_rng(2307)
+    check = Checks(say)
+    attention_checks(check, rng, attention)
 
     def numpy_outputs() -> None:
         Q, K, V = random(rng, 1, 2, 1, 70, 45, 64)
@@ -288,8 +298,6 @@ def part_checks(say: Any) -> dict[str, Any]:
         x = np.zeros((1, 1, 1, D), np.float32)
         return lambda: attention(x, x, x, how.pop("Br", 32), how.pop("Bc", 32), **how)
 
-    check("A14 views", views)
-    check("thread counts", threads)
     check("NumPy outputs", numpy_outputs)
     check("carve", carve)
     check("C03 too much shared memory", lambda: refused("fits (", one_call(128, Br=128, Bc=128)))
