@@ -197,7 +197,7 @@ __global__ void flash_decoding_combine(const float* Os, const float* Ls, float* 
     for (int r = threadIdx.x; r < rows; r += blockDim.x) {   // one thread a row
         float most = -INFINITY;
         for (int s = 0; s < Splits; ++s) most = fmaxf(most, ls[s][r]);
-        const float base = most == -INFINITY ? 0.f : most;     // no split saw a key: all weights are e^(-inf - 0) = 0
+        const float base = most == -INFINITY ? 0.f : most;   // no key anywhere: e^(-inf - 0) = 0
         float sum = 0.f;
         for (int s = 0; s < Splits; ++s) {
             w[r][s] = expf(ls[s][r] - base);       // 0 for a split that saw no key, 1 for the largest
