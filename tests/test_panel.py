@@ -135,6 +135,16 @@ def test_numbers_before_a_block_runs_and_of_empty_slots(recording: Recording) ->
     assert "(stale)" in panel.numbers_html(recording, 6)
 
 
+def test_numbers_are_of_the_slots_of_the_launch_shown() -> None:
+    x = np.ones((8, 2))
+    two = fv.flash_decoding(x[:1], x, x, splits=2, device="numpy").recording
+    first, second = (panel.numbers_html(two, n) for n in (2, len(two.steps) - 1))
+    assert "<h4>Kj</h4><div>empty</div>" in first
+    assert "<h4>w" not in first
+    assert "<h4>w</h4><table>" in second
+    assert "Kj" not in second
+
+
 def test_numbers_too_many_to_travel_say_so() -> None:
     rng = np.random.default_rng(1)
     x = rng.standard_normal((64, 128), dtype=np.float32)

@@ -192,7 +192,9 @@ def numbers_html(recording: Recording, number: int) -> str:
     step = recording.steps[number]
     if step.block is None:
         return '<div class="fv-numbers">No block runs yet.</div>'
-    shown = [s for s in recording.slots if not s.shared_by_grid]
+    drawn = layout_for(recording, step.block, step.launch).boxes  # slots of another launch are left out
+    own = [s for s in recording.slots if not s.shared_by_grid]
+    shown = [s for s in own if s.name in drawn or recording.content(number, s.name) is not None]
     shown += [s for s in recording.slots if s.shared_by_grid and recording.touched(s.name, step.first, step.end)]
     parts = []
     for slot in shown:
