@@ -25,13 +25,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import index
 from typing import Any
 
 import numpy as np
 
-from flashviz.events import BARRIERS, Barrier, Begin, Change, Event, Finding, Launch, Move, Part, Source, Step
+from flashviz.events import BARRIERS, Barrier, Begin, Change, Event, Finding, Launch, Move, Part, Source, Step, Trace
 from flashviz.recording import Key, Param, Recording
 from flashviz.slots import Block, Slot, Values, shape_text
 
@@ -90,7 +90,12 @@ class Recorder:
         params: sizes and options that the recording carries.
         keep: True, False, or the blocks to keep, as tile numbers or (batch, head, tile) triples.
         keep_values: tiles up to this many elements keep their numbers.
+
+    Attributes:
+        trace: where and when a traced kernel did what is performed from here on; None where nothing was traced.
     """
+
+    trace: Trace | None = None
 
     def __init__(
         self,
@@ -496,7 +501,7 @@ class Recorder:
             return
         if not self._stack and not isinstance(event, Barrier):
             raise RuntimeError("this happens in no step: write `with r.step(label):` around it")
-        self._events.append(event)
+        self._events.append(event if self.trace is None else replace(event, trace=self.trace))
         if not self._stack:
             self._steps[-1].end = len(self._events)
 

@@ -30,6 +30,7 @@ from flashviz.cuda.gpu import GpuStatus, GpuUnavailableError, KernelError, Launc
 from flashviz.cuda.launching import Kernel, LaunchError, Limits, Plan, plan
 from flashviz.cuda.signatures import ArgumentError
 from flashviz.cuda.sources import KernelSource, SourceError, find
+from flashviz.cuda.trace import GUESS, KernelTrace, TraceError, TraceOverflowError, traced, tracing, watched
 
 __all__ = [
     "ArgumentError",
@@ -39,16 +40,20 @@ __all__ = [
     "Kernel",
     "KernelError",
     "KernelSource",
+    "KernelTrace",
     "LaunchError",
     "Launched",
     "Limits",
     "Plan",
     "SourceError",
     "Times",
+    "TraceError",
+    "TraceOverflowError",
     "find",
     "launch",
     "plan",
     "status",
+    "tracing",
 ]
 
 
@@ -59,6 +64,7 @@ def launch(
     device: str = "gpu",
     poison: bool = False,
     repeat: int = 0,
+    trace: bool | int = False,
 ) -> Launched:
     """Launch a kernel and wait for it.
 
@@ -75,6 +81,9 @@ def launch(
         Fill the outputs with NaN first, so that an element the kernel does not write is seen.
     repeat
         Launch this many times more, after a warm-up, timed by CUDA events: see ``Launched.times``.
+    trace
+        Compile with tracing on and read what each block did: see ``Launched.trace``. A number is how many actions a block will
+        perform at most; where one performs more, the launch is repeated with room for them all.
 
     Raises
     ------
@@ -86,10 +95,20 @@ def launch(
         device="cpu", and there is no C++ compiler; the message says what to install.
     KernelError
         The kernel does not compile or failed while it ran; the message names it.
+    TraceError
+        The kernel does not say what a trace must say.
     """
-    if device == "cpu":
-        return cpu.run(plan(kernel, args), poison=poison, repeat=repeat)
-    if device != "gpu":
+    if device not in ("gpu", "cpu"):
         raise LaunchError(f'device="{device}": kernels run on "gpu" and "cpu".')
-    found = status()
-    return run(plan(kernel, args, found.limits if found.usable else None), poison=poison, repeat=repeat)
+    on = cpu.run if device == "cpu" else run
+    found = status() if device == "gpu" else None
+    ready = plan(kernel, args, found.limits if found and found.usable else None)
+    watch = watched()
+    if trace is False and watch is None:
+        return on(ready, poison=poison, repeat=repeat)
+    room = next(watch.rooms, GUESS) if watch else GUESS
+    room = room if isinstance(trace, bool) else trace
+    launched = traced(ready, on, device, room=room, poison=poison, repeat=repeat)
+    if watch and launched.trace:
+        watch.traces.append(launched.trace)
+    return launched

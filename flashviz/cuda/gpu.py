@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from flashviz.cuda.launching import STATIC_SHARED, Limits, Plan
+from flashviz.cuda.trace import KernelTrace
 
 OPTIONS = ("-std=c++17", "-lineinfo")  # line numbers cost no code, and tools then name source lines
 _PROBE = 'extern "C" __global__ void flashviz_probe(int* x) { *x = 42; }'
@@ -78,15 +80,16 @@ class Times:
 
 @dataclass(frozen=True)
 class Launched:
-    """What a launch gave: the arrays that were written, by name (the very arrays passed in), and the times if asked for."""
+    """What a launch gave: the arrays that were written, by name (the very arrays passed in), times and trace if asked for."""
 
     plan: Plan
     outputs: dict[str, Any] = field(repr=False)
     times: Times | None = None
+    trace: KernelTrace | None = field(default=None, repr=False)
 
 
 _status: GpuStatus | None = None
-_functions: dict[tuple[str, str, int], Any] = {}
+_functions: dict[tuple[str, str, tuple[str, ...], int], tuple[Any, Any]] = {}
 _broken = ""  # after an error that ends the process's CUDA context: which launch it was
 
 
@@ -176,12 +179,22 @@ def _explain_probe(error: Exception, known: dict[str, Any]) -> GpuStatus:
     return GpuStatus(False, f"A test kernel did not run: {_line(error)}", install, **known)
 
 
-def run(plan: Plan, *, poison: bool = False, repeat: int = 0, warm_up: int = 3) -> Launched:
+def run(
+    plan: Plan,
+    *,
+    poison: bool = False,
+    repeat: int = 0,
+    warm_up: int = 3,
+    defines: Sequence[str] = (),
+    device_globals: Mapping[str, Any] | None = None,
+) -> Launched:
     """Launch ``plan`` on the current GPU and wait for it, so that its errors surface here.
 
     NumPy arrays are copied to the GPU and outputs copied back into them; CuPy arrays are used where they are. An array that is
     not contiguous reaches the kernel as a contiguous copy, and an output is copied back. With ``poison`` outputs are filled with
     NaN (all bits set for integers) first. With ``repeat`` the kernel is launched that many times more and timed.
+    ``defines`` are macros to compile with; ``device_globals`` are ``extern "C"`` device globals to set before the launch, by name:
+    a NumPy scalar sets a variable, a NumPy array sets a pointer to a copy of itself and holds, afterwards, what the kernel wrote there.
 
     Raises GpuUnavailableError, or KernelError naming the kernel.
     """
@@ -194,7 +207,7 @@ def run(plan: Plan, *, poison: bool = False, repeat: int = 0, warm_up: int = 3) 
     cupy = import_module("cupy")
     label = f"{plan.source.path.name}: {plan.instance}"
     try:
-        function = _function(cupy, plan)
+        module, function = _function(cupy, plan, defines)
     except Exception as error:
         raise KernelError(f"{label} does not compile for {found.arch}.\n{_details(error)}") from error
     try:
@@ -209,6 +222,7 @@ def run(plan: Plan, *, poison: bool = False, repeat: int = 0, warm_up: int = 3) 
                 passed[name].view(np.uint8).fill(255)
         if plan.shared_bytes > STATIC_SHARED:
             function.max_dynamic_shared_size_bytes = plan.shared_bytes
+        held = {name: _set_global(cupy, module, name, value) for name, value in (device_globals or {}).items()}
         stream = cupy.cuda.get_current_stream()
 
         def launch() -> None:
@@ -223,6 +237,9 @@ def run(plan: Plan, *, poison: bool = False, repeat: int = 0, warm_up: int = 3) 
                 given[...] = cupy.asnumpy(passed[name])
             elif passed[name] is not given:
                 given[...] = passed[name]
+        for name, value in (device_globals or {}).items():
+            if isinstance(value, np.ndarray):
+                value.view(np.uint8)[...] = cupy.asnumpy(held[name])
         stream.synchronize()
     except Exception as error:
         message = (
@@ -238,12 +255,23 @@ def run(plan: Plan, *, poison: bool = False, repeat: int = 0, warm_up: int = 3) 
     return Launched(plan, {name: plan.arguments[name] for name in plan.outputs}, times)
 
 
-def _function(cupy: Any, plan: Plan) -> Any:
-    key = (plan.source.assembled, plan.instance, int(cupy.cuda.runtime.getDevice()))
+def _function(cupy: Any, plan: Plan, defines: Sequence[str]) -> tuple[Any, Any]:
+    """The module and the function in it, compiled once for each source, instantiation, set of macros and device."""
+    key = (plan.source.assembled, plan.instance, tuple(defines), int(cupy.cuda.runtime.getDevice()))
     if key not in _functions:
-        module = cupy.RawModule(code=plan.source.assembled, options=OPTIONS, name_expressions=(plan.instance,))
-        _functions[key] = module.get_function(plan.instance)
+        options = (*OPTIONS, *(f"-D{macro}" for macro in defines))
+        module = cupy.RawModule(code=plan.source.assembled, options=options, name_expressions=(plan.instance,))
+        _functions[key] = module, module.get_function(plan.instance)
     return _functions[key]
+
+
+def _set_global(cupy: Any, module: Any, name: str, value: Any) -> Any:
+    """Set a device global; the array on the GPU that it points at, where ``value`` is an array."""
+    array = cupy.asarray(value.view(np.uint8)) if isinstance(value, np.ndarray) else None
+    cell = np.array(value if array is None else array.data.ptr, None if array is None else np.uint64)
+    place = cupy.ndarray((cell.nbytes,), np.uint8, module.get_global(name))
+    place[...] = cupy.asarray(np.frombuffer(cell.tobytes(), np.uint8))
+    return array
 
 
 def _time(cupy: Any, launch: Any, repeat: int, warm_up: int) -> Times:

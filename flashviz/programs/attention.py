@@ -137,6 +137,17 @@ class Attention:
         """Every (batch, query head)."""
         return tuple((b, h) for b in range(self.Q.shape[0]) for h in range(self.Q.shape[1]))
 
+    def bound(self) -> float:
+        """How far O and L of two float32 evaluations may be apart, when their sums run in different orders.
+
+        Eight roundings of 2^-24 for each of √d times the largest score that the rows' lengths allow, √Nk for the sums
+        over keys, the Tc times that O is rescaled and 16 for the rest; times max |V|, at least 1.
+        """
+        longest = [float(np.sqrt((x.astype("float64") ** 2).sum(-1).max())) for x in (self.Q, self.K)]
+        score = abs(float(self.scale)) * longest[0] * longest[1]
+        roundings = math.sqrt(self.d) * score + math.sqrt(self.Nk) + self.Tc + 16
+        return 8 * 2**-24 * roundings * max(1.0, float(np.abs(self.V).max()))
+
     def kv_head(self, head: int) -> int:
         """The K, V head that a query head reads: h // (Hq / Hkv)."""
         return head // (self.Q.shape[1] // self.K.shape[1])

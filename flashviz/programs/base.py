@@ -18,6 +18,7 @@ import numpy as np
 from flashviz.events import Source
 from flashviz.recorder import Recorder
 from flashviz.recording import Param, Recording
+from flashviz.slots import Block
 
 Method = TypeVar("Method", bound=Callable[..., None])
 
@@ -116,6 +117,16 @@ class Program:
     def place(self) -> dict[str, int]:
         """The variables that the block itself fixes, with their values: the row block i, unless it is a loop inside."""
         return {} if "i" in self.loop[1::2] else {"i": self.i}
+
+    def enter(self, kernel: str, block: Block) -> None:
+        """A block begins, as a trace of ``kernel`` names it: ``begin`` with its tile, head and batch, as far as it takes them."""
+        begin: Callable[..., None] = self.begin  # type: ignore[attr-defined]
+        given = {"head": block.head, "batch": block.batch}
+        begin(**{name: given.get(name, block.tile) for name in inspect.signature(begin).parameters})
+
+    def bound(self) -> float:
+        """How far the output of the kernel, which rounds in another order, may be from this program's, both in float32."""
+        return 1e-4
 
     @classmethod
     def action_names(cls) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ import numpy as np
 from flashviz.programs.attention import Attention
 from flashviz.programs.base import Program, Run, action
 from flashviz.programs.device import choose_device, kernel_source
+from flashviz.programs.replay import run_kernel
 from flashviz.recorder import Recorder, Tensor
 from flashviz.slots import Slot
 from flashviz.tiles import causal_mask, softmax_step
@@ -194,6 +195,10 @@ class FlashAttention1(Program):
         for array, slot in ((self.output, self.Oi), (self.maximum, self.mi), (self.denominator, self.li)):
             array[head][rows] = self.rows_of(slot, i)
 
+    def bound(self) -> float:
+        """What rounding may change: see :meth:`Attention.bound`."""
+        return self.a.bound()
+
     def run(self) -> Run:
         """O and L = m + ln l, as HBM holds O, m and l (NaN where no block has run), and the recording."""
         O, L = self.output.reshape(self.a.given), logsumexp(self.maximum, self.denominator).reshape(self.a.given[:-1])
@@ -273,9 +278,7 @@ def flash_attention_1(
     if where == "numpy":
         forward(fa)
         return fa.run()
-    O, L = launch_kernel(fa.a, where)
-    recording = None
-    if record is not False:
-        forward(fa)
-        recording = fa.run().recording
+    if record is False:
+        return Run(*launch_kernel(fa.a, where), None, where, fa.a.params)
+    (O, L), recording = run_kernel(fa, forward, lambda: launch_kernel(fa.a, where), where)
     return Run(O, L, recording, where, fa.a.params)

@@ -14,6 +14,7 @@ import numpy as np
 from flashviz.programs.attention import Attention
 from flashviz.programs.base import Program, Run, action
 from flashviz.programs.device import choose_device, kernel_source
+from flashviz.programs.replay import run_kernel
 from flashviz.recorder import Recorder, Tensor
 from flashviz.slots import Slot
 from flashviz.tiles import causal_mask, normalise, softmax_step
@@ -177,6 +178,10 @@ class FlashAttention2(Program):
         rows = slice(i * self.a.Br, i * self.a.Br + self.rows)
         self.output[self.head][rows], self.logsumexp[self.head][rows] = O, L
 
+    def bound(self) -> float:
+        """What rounding may change: see :meth:`Attention.bound`."""
+        return self.a.bound()
+
     def run(self) -> Run:
         """O and L of the blocks that have run (NaN where none has), and the recording."""
         O, L = self.output.reshape(self.a.given), self.logsumexp.reshape(self.a.given[:-1])
@@ -243,9 +248,7 @@ def flash_attention_2(
     if where == "numpy":
         forward(fa)
         return fa.run()
-    O, L = launch_kernel(fa.a, where)
-    recording = None
-    if record is not False:
-        forward(fa)
-        recording = fa.run().recording
+    if record is False:
+        return Run(*launch_kernel(fa.a, where), None, where, fa.a.params)
+    (O, L), recording = run_kernel(fa, forward, lambda: launch_kernel(fa.a, where), where)
     return Run(O, L, recording, where, fa.a.params)

@@ -15,9 +15,10 @@ import numpy as np
 from flashviz.programs.attention import Attention, positive
 from flashviz.programs.base import Program, Run, action
 from flashviz.programs.device import choose_device, kernel_source
+from flashviz.programs.replay import run_kernel
 from flashviz.recorder import Recorder, Tensor
 from flashviz.recording import Param
-from flashviz.slots import Slot
+from flashviz.slots import Block, Slot
 from flashviz.tiles import normalise, softmax_step
 
 KERNEL, SPLIT, COMBINE = "flash_decoding", "flash_decoding_split", "flash_decoding_combine"
@@ -265,6 +266,17 @@ class FlashDecoding(Program):
         )
         self.output[self.head], self.logsumexp[self.head] = O, L
 
+    def enter(self, kernel: str, block: Block) -> None:
+        """A block of one of the two kernels begins, as a trace names it."""
+        if kernel == COMBINE:
+            self.begin_combine(block.head, block.batch)
+        else:
+            super().enter(kernel, block)
+
+    def bound(self) -> float:
+        """What rounding may change: see :meth:`Attention.bound`."""
+        return self.a.bound()
+
     def run(self) -> Run:
         """O and L of the blocks that have run (NaN where none has), and the recording."""
         O, L = self.output.reshape(self.a.given), self.logsumexp.reshape(self.a.given[:-1])
@@ -342,9 +354,7 @@ def flash_decoding(
     if where == "numpy":
         forward(fd)
         return fd.run()
-    O, L = launch_kernels(fd, where)
-    recording = None
-    if record is not False:
-        forward(fd)
-        recording = fd.run().recording
+    if record is False:
+        return Run(*launch_kernels(fd, where), None, where, fd.params)
+    (O, L), recording = run_kernel(fd, forward, lambda: launch_kernels(fd, where), where)
     return Run(O, L, recording, where, fd.params)

@@ -15,6 +15,7 @@ import numpy as np
 from flashviz.programs.attention import as_tile_array, positive
 from flashviz.programs.base import Program, action
 from flashviz.programs.device import choose_device, kernel_source
+from flashviz.programs.replay import run_kernel
 from flashviz.recorder import Recorder, Tensor
 from flashviz.recording import Param, Recording
 
@@ -283,6 +284,12 @@ class OnlineSoftmax(Program):
         self.r.move(self.o, self.os[self.row][0])
         self.output[self.row] = self.r.read(self.o)
 
+    def bound(self) -> float:
+        """Eight roundings of 2^-24 for each of twice the largest score, √N for the sums, T and 16, times max |V|, at least 1."""
+        score = float(np.abs(self.x[np.isfinite(self.x)]).max(initial=0))
+        largest = 1.0 if self.V is None else max(1.0, float(np.abs(self.V).max()))
+        return float(8 * 2**-24 * (2 * score + self.N**0.5 + self.T + 16) * largest)
+
     def run(self) -> SoftmaxRun:
         """y or o of the rows that have run (NaN where none has), and the recording."""
         recording = None
@@ -384,9 +391,7 @@ def online_softmax(
     if where == "numpy":
         LOOPS[s.form](s)
         return s.run()
-    output = launch_kernel(s, where)
-    recording = None
-    if record is not False:
-        LOOPS[s.form](s)
-        recording = s.run().recording
+    if record is False:
+        return s.result(launch_kernel(s, where), None, where)
+    output, recording = run_kernel(s, LOOPS[s.form], lambda: launch_kernel(s, where), where)
     return s.result(output, recording, where)

@@ -13,8 +13,9 @@ import numpy as np
 from flashviz.programs.attention import Attention
 from flashviz.programs.base import Program, Run, action
 from flashviz.programs.device import choose_device, kernel_source
+from flashviz.programs.replay import run_kernel
 from flashviz.recorder import Recorder, Tensor
-from flashviz.slots import Slot
+from flashviz.slots import Block, Slot
 from flashviz.tiles import causal_mask
 
 KERNEL = "standard_attention"
@@ -236,6 +237,16 @@ class StandardAttention(Program):
         self.r.move(self.Oi, self.O[self.head][self.i])
         self.output[self.head][self.i * self.a.Br :][: self.rows] = self.rows_of(self.Oi)
 
+    def enter(self, kernel: str, block: Block) -> None:
+        """A block of one of the three kernels begins, as a trace names it."""
+        if kernel != self.kernel:
+            self.launch(kernel)
+        super().enter(kernel, block)
+
+    def bound(self) -> float:
+        """What rounding may change: see :meth:`Attention.bound`."""
+        return self.a.bound()
+
     def run(self) -> Run:
         """O and L of the blocks that have run (NaN where none has), and the recording."""
         O, L = self.output.reshape(self.a.given), self.logsumexp.reshape(self.a.given[:-1])
@@ -326,9 +337,7 @@ def standard_attention(
     if where == "numpy":
         forward(sa)
         return sa.run()
-    O, L = launch_kernels(sa.a, where)
-    recording = None
-    if record is not False:
-        forward(sa)
-        recording = sa.run().recording
+    if record is False:
+        return Run(*launch_kernels(sa.a, where), None, where, sa.a.params)
+    (O, L), recording = run_kernel(sa, forward, lambda: launch_kernels(sa.a, where), where)
     return Run(O, L, recording, where, sa.a.params)

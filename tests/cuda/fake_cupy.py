@@ -8,6 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from flashviz.cuda import cpu_library
+from flashviz.cuda.cpu_build import build
+
 
 class CUDARuntimeError(RuntimeError):
     def __init__(self, status: int, text: str) -> None:
@@ -44,9 +47,17 @@ def _ask(value: Any) -> Any:
     return value
 
 
+class Array(np.ndarray):
+    """Knows its address as a CuPy array does."""
+
+    @property
+    def data(self) -> Any:
+        return types.SimpleNamespace(ptr=self.ctypes.data)
+
+
 class _Function:
-    def __init__(self, machine: Machine, name: str) -> None:
-        self.machine, self.name = machine, name
+    def __init__(self, machine: Machine, name: str, module: Any = None) -> None:
+        self.machine, self.name, self.module = machine, name, module
         self.max_dynamic_shared_size_bytes = 48 * 1024
 
     def __call__(self, grid: Any, block: Any, args: Any, shared_mem: int = 0) -> None:
@@ -63,8 +74,19 @@ class _Function:
         kernel = self.name.partition("<")[0]
         outputs = [a for a in args[3:5] if isinstance(a, np.ndarray)]
         machine.poisoned.append(all(np.isnan(a).all() for a in outputs))
-        if kernel in KERNELS:
+        if "-DFLASHVIZ_TRACE" in self.module.options:
+            self.on_the_processor(grid, block, args, shared_mem)
+        elif kernel in KERNELS:
             KERNELS[kernel](*args)
+
+    def on_the_processor(self, grid: Any, block: Any, args: Any, shared_mem: int) -> None:
+        """A traced launch really runs, so that what it writes down is true."""
+        library = cpu_library.load(build(self.module.code, [self.name], defines=("FLASHVIZ_TRACE",)).path)
+        for name, cell in self.module.globals.items():
+            library.set_global(name, cell.view(np.uint64)[0])
+        named = {f"{n}": arg for n, arg in enumerate(args)}
+        outputs = [n for n, arg in named.items() if isinstance(arg, np.ndarray) and arg.ndim]
+        assert library.launch(0, grid, block, shared_mem, named, outputs).fault is None
 
 
 def _flash_attention_2(
@@ -94,20 +116,27 @@ def make(machine: Machine) -> types.ModuleType:
     cupy.__version__ = "14.0"
     for name in ("zeros", "empty", "empty_like", "full", "concatenate", "ascontiguousarray", "asarray"):
         setattr(cupy, name, getattr(np, name))
-    cupy.asarray = lambda x: np.array(x, order="K") if isinstance(x, np.ndarray) and x.ndim else np.asarray(x)
+    cupy.asarray = lambda x: (
+        np.array(x, order="K").view(Array) if isinstance(x, np.ndarray) and x.ndim else np.asarray(x)
+    )
     cupy.asnumpy = np.asarray
+    cupy.ndarray = lambda shape, dtype, memory: memory[: shape[0]].view(dtype)
 
     class RawModule:
         def __init__(self, code: str, options: Any = (), name_expressions: Any = None) -> None:
             machine.modules.append({"code": code, "options": options, "name_expressions": name_expressions})
-            self.names = name_expressions
+            self.names, self.code, self.options = name_expressions, code, options
+            self.globals: dict[str, np.ndarray] = {}
+
+        def get_global(self, name: str) -> np.ndarray:
+            return self.globals.setdefault(name, np.zeros(8, np.uint8))
 
         def get_function(self, name: str) -> _Function:
             if machine.compile_error and name != "flashviz_probe":
                 raise machine.compile_error
             if isinstance(machine.nvrtc, Exception):
                 raise machine.nvrtc
-            return _Function(machine, name)
+            return _Function(machine, name, self)
 
     class Event:
         def record(self) -> None: ...

@@ -72,7 +72,7 @@ def test_flash_attention_1_on_a_gpu(fake: Any, monkeypatch: pytest.MonkeyPatch) 
         assert numbers[3:] == (1, 3, 3)
 
     monkeypatch.setitem(fake_cupy.KERNELS, "flash_attention_1", kernel)
-    run = fv.flash_attention_1(Q, K, V, Br=16, Bc=16, causal=True, device="gpu")
+    run = fv.flash_attention_1(Q, K, V, Br=16, Bc=16, causal=True, device="gpu", record=False)
     assert run.device == "gpu"
     assert (run.O == 7).all()
     assert np.isneginf(run.L[..., 0]).all()
@@ -80,9 +80,7 @@ def test_flash_attention_1_on_a_gpu(fake: Any, monkeypatch: pytest.MonkeyPatch) 
     (launched,) = machine.launches
     assert launched["function"] == "flash_attention_1<16, 16, 8>"
     assert (launched["grid"], launched["block"]) == ((3, 2, 1), (256, 1, 1))
-    assert run.recording is not None
-    assert run.recording.source == "program"
-    assert run.recording.launches[0].grid == launched["grid"]
+    assert run.recording is None
 
 
 def test_standard_attention_on_a_gpu(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +102,7 @@ def test_standard_attention_on_a_gpu(fake: Any, monkeypatch: pytest.MonkeyPatch)
 
     for name, kernel in zip(KERNELS, (scores, softmax, values), strict=True):
         monkeypatch.setitem(fake_cupy.KERNELS, name, kernel)
-    run = fv.standard_attention(Q, K, V, Br=16, Bc=16, device="gpu")
+    run = fv.standard_attention(Q, K, V, Br=16, Bc=16, device="gpu", record=False)
     want = fv.standard_attention(Q, K, V, Br=16, Bc=16, device="numpy", record=False)
     assert run.device == "gpu"
     np.testing.assert_allclose(run.O, want.O, atol=1e-5)

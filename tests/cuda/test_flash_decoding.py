@@ -64,7 +64,7 @@ def test_what_both_launches_are_given(fake: Any) -> None:
     assert split["args"][4].shape == (3, 2, 6, 3)
     assert all(machine.poisoned)
     assert made.device == "gpu"
-    assert made.recording.source == "program"
+    assert made.recording.source == "kernel"
     assert fv.check_traffic(made) == []
 
 

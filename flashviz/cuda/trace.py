@@ -1,0 +1,233 @@
+"""What a traced kernel wrote down: the buffer it fills, as ``kernels/include/trace.cuh`` lays it out, and what that says.
+
+Compiled with FLASHVIZ_TRACE, a kernel appends a record for each action that a block begins: its number, tile coordinates, role,
+multiprocessor and nanoseconds. The numbers are those that the assembled source gives the names in its ``TRACE(...)`` lines, so
+`decode` needs nothing but that source.
+
+    launched = cuda.launch(kernel, args, device="cpu", trace=True)
+    for block in launched.trace.blocks:
+        print(block.block, [(action.name, *action.tiles) for action in block.actions])
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flashviz.cuda.launching import Plan
+from flashviz.slots import Block
+
+if TYPE_CHECKING:
+    from flashviz.cuda.gpu import Launched
+
+DEFINE = "FLASHVIZ_TRACE"
+RECORDS, REGIONS, CAPACITY = "flashviz_trace_records", "flashviz_trace_regions", "flashviz_trace_capacity"
+"""The kernel's device globals: two pointers and a 64-bit number."""
+RECORD = np.dtype(
+    [
+        ("action", "<u2"),
+        ("role", "u1"),
+        ("tiles", "u1"),
+        ("multiprocessor", "<u4"),
+        ("first", "<i4"),
+        ("second", "<i4"),
+        ("nanoseconds", "<u8"),
+    ]
+)
+REGION = np.dtype(
+    [("count", "<u4"), ("batch", "<i4"), ("head", "<i4"), ("tile", "<i4"), ("begin", "<u8"), ("end", "<u8")]
+)
+GUESS = 256
+"""Records a block has room for where nobody says how many there will be."""
+_ABSENT = 2**32 - 1
+ROLES = ("",)
+"""What the numbers of roles mean: 0 is the block as a whole."""
+
+
+class TraceError(RuntimeError):
+    """A trace that cannot be read: a block without a place, an action without a name."""
+
+
+class TraceOverflowError(TraceError):
+    """More actions than the buffer has room for. ``needed`` is how many records a block needs."""
+
+    def __init__(self, message: str, needed: int) -> None:
+        super().__init__(message)
+        self.needed = needed
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One action of a block. Times are nanoseconds of the device's timer; it ends where the next begins."""
+
+    name: str
+    tiles: tuple[int, ...]
+    multiprocessor: int
+    start: int
+    end: int
+    role: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TracedBlock:
+    """What one block did, in order. ``index`` counts the blocks of the launch in the order of blockIdx, x fastest."""
+
+    block: Block
+    index: int
+    begin: int
+    end: int
+    actions: tuple[Action, ...]
+
+
+@dataclass(frozen=True)
+class KernelTrace:
+    """What every block of one launch did, sorted by batch, head and tile.
+
+    ``capacity`` is how many records a block had room for, ``device`` where the kernel ran, ``grid`` and ``threads`` how it was launched.
+    """
+
+    kernel: str
+    device: str
+    grid: tuple[int, int, int]
+    threads: tuple[int, int, int]
+    blocks: tuple[TracedBlock, ...] = field(repr=False)
+    capacity: int = 0
+
+    @property
+    def most(self) -> int:
+        """The most actions of one block."""
+        return max((len(block.actions) for block in self.blocks), default=0)
+
+    @property
+    def begin(self) -> int:
+        """When the first block began."""
+        return min((block.begin for block in self.blocks), default=-1)
+
+    @property
+    def end(self) -> int:
+        """When the last block ended."""
+        return max((block.end for block in self.blocks), default=-1)
+
+
+@dataclass
+class _Watch:
+    """The launches to come are traced: how much room each gets, and what they did."""
+
+    rooms: Iterator[int]
+    traces: list[KernelTrace] = field(default_factory=list)
+
+
+_watch: ContextVar[_Watch | None] = ContextVar("flashviz_watch", default=None)
+
+
+@contextmanager
+def tracing(rooms: Sequence[int] = ()) -> Iterator[list[KernelTrace]]:
+    """Every launch inside is traced; the list holds what each did, in order.
+
+    ``rooms`` says, for each launch, how many actions a block performs at most; more are found out by a second launch.
+
+        with cuda.tracing() as traces:
+            cuda.launch(kernel, args, device="cpu")
+    """
+    watch = _Watch(iter(rooms))
+    token = _watch.set(watch)
+    try:
+        yield watch.traces
+    finally:
+        _watch.reset(token)
+
+
+def watched() -> _Watch | None:
+    """What `tracing` is open here, if any."""
+    return _watch.get()
+
+
+def buffers(plan: Plan, capacity: int) -> tuple[np.ndarray, np.ndarray]:
+    """Records [blocks, capacity] and regions [blocks] for a launch, none of them written."""
+    blocks = math.prod(plan.grid)
+    regions = np.zeros(blocks, REGION)
+    regions["count"] = _ABSENT
+    return np.zeros((blocks, max(1, capacity)), RECORD), regions
+
+
+def decode(plan: Plan, records: np.ndarray, regions: np.ndarray, device: str) -> KernelTrace:
+    """What the kernel of ``plan`` wrote into ``records`` [blocks, capacity] and ``regions`` [blocks].
+
+    Raises
+    ------
+    TraceOverflowError
+        A block performed more actions than it had room for: says how large the buffer must be.
+    TraceError
+        A block without TRACE_BLOCK, two that say the same place, or an action that the source does not name.
+    """
+    name = f"{plan.source.path.name}: {plan.instance}"
+    capacity = records.shape[1]
+    counts = regions["count"]
+    absent = np.flatnonzero(counts == _ABSENT)
+    if len(absent):
+        raise TraceError(
+            f"{name}: {len(absent)} of {len(regions)} blocks wrote no trace, first blockIdx "
+            f"{_index(plan, int(absent[0]))}: a traced kernel says TRACE_BLOCK(batch, head, tile) before anything else."
+        )
+    most = int(counts.max(initial=0))
+    if most > capacity:
+        size = most * len(regions) * RECORD.itemsize
+        raise TraceOverflowError(
+            f"{name}: a block performed {most:,} actions and the trace has room for {capacity:,}; it must have "
+            f"room for {most:,} a block, {size:,} bytes for {len(regions):,} blocks: launch with trace={most}.",
+            most,
+        )
+    names = {number: action for action, number in plan.source.trace_ids.items()}
+    blocks: list[TracedBlock] = []
+    seen: dict[Block, int] = {}
+    for index, region in enumerate(regions):
+        block = Block(int(region["batch"]), int(region["head"]), int(region["tile"]))
+        if block in seen:
+            raise TraceError(
+                f"{name}: blockIdx {_index(plan, seen[block])} and {_index(plan, index)} both say TRACE_BLOCK{tuple(block)}."
+            )
+        seen[block] = index
+        actions = _actions(name, names, records[index, : int(region["count"])], int(region["end"]))
+        blocks.append(TracedBlock(block, index, int(region["begin"]), int(region["end"]), actions))
+    blocks.sort(key=lambda b: b.block)
+    return KernelTrace(plan.source.signature.function, device, plan.grid, plan.block, tuple(blocks), capacity)
+
+
+def _actions(name: str, names: dict[int, str], records: np.ndarray, end: int) -> tuple[Action, ...]:
+    rows = records.tolist()
+    ends = [row[6] for row in rows[1:]] + [end]
+    actions = []
+    for (number, role, tiles, multiprocessor, first, second, start), until in zip(rows, ends, strict=True):
+        if number not in names or not 1 <= tiles <= 2 or role >= len(ROLES):
+            raise TraceError(f"{name}: the trace holds action {number}, role {role}, {tiles} tiles: not a TRACE line.")
+        actions.append(Action(names[number], (first, second)[:tiles], multiprocessor, start, until, ROLES[role]))
+    return tuple(actions)
+
+
+def _index(plan: Plan, number: int) -> tuple[int, int, int]:
+    x, y, _ = plan.grid
+    return number % x, number // x % y, number // (x * y)
+
+
+def traced(plan: Plan, run: Callable[..., Launched], device: str, *, room: int, **options: Any) -> Launched:
+    """Launch ``plan`` by ``run`` (of ``gpu`` or ``cpu``) with tracing on, as often as it takes to have room for all it writes.
+
+    ``room`` is how many records a block has room for at first. A second launch finds the arrays as the first found them.
+    """
+    before = {name: plan.arguments[name].copy() for name in plan.outputs}
+    while True:
+        records, regions = buffers(plan, room)
+        values = {RECORDS: records, REGIONS: regions, CAPACITY: np.uint64(records.shape[1])}
+        launched = run(plan, defines=(DEFINE,), device_globals=values, **options)
+        try:
+            return replace(launched, trace=decode(plan, records, regions, device))
+        except TraceOverflowError as error:
+            room = error.needed
+            for name, value in before.items():
+                plan.arguments[name][...] = value
