@@ -13,7 +13,7 @@ from flashviz.recording import Recording, as_recording
 SUFFIXES = (".json", ".html", ".svg", ".png", ".gif", ".mp4")
 
 
-def save(run: Any, path: str | os.PathLike[str], steps: Sequence[int] | range | None = None) -> Path:
+def save(run: Any, path: str | os.PathLike[str], steps: Sequence[int] | range | slice | None = None) -> Path:
     """Write a run or a recording to a file and return its path.
 
     The suffix says what is written: ``.json`` the recording itself (see :func:`flashviz.load`), ``.html`` a
@@ -23,10 +23,11 @@ def save(run: Any, path: str | os.PathLike[str], steps: Sequence[int] | range | 
     Args:
         run: a run or a recording.
         path: where to; its folder must exist.
-        steps: only these steps (not for ``.json``).
+        steps: only these steps, as a range, a slice or step numbers (not for ``.json``).
 
     Raises:
-        ValueError: another suffix, or no steps; RuntimeError: MP4 without ffmpeg.
+        ValueError: another suffix, or no steps; IndexError: there is no such step; FileNotFoundError: there is no such
+        folder; RuntimeError: MP4 without ffmpeg.
     """
     target = Path(path)
     suffix = target.suffix.lower()
@@ -40,17 +41,17 @@ def save(run: Any, path: str | os.PathLike[str], steps: Sequence[int] | range | 
 
         save_json(recording, target)
         return target
-    numbers = list(range(len(recording.steps))) if steps is None else list(steps)
-    if not numbers:
-        raise ValueError(f"{target.name}: there are no steps to save")
-    for number in numbers:
-        recording.check_step(number)
+    from flashviz.view.panel import part_of
+
+    numbers = part_of(recording, steps)
     if suffix == ".mp4":
         from flashviz.view.movie import need_ffmpeg
 
         need_ffmpeg(target.name)
     write = _writer(suffix)
-    folder = target.parent if str(target.parent) else Path()
+    folder = target.parent
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{target}: there is no folder {folder}; make it first")
     handle, name = tempfile.mkstemp(suffix=suffix, dir=folder)
     os.close(handle)
     try:
@@ -67,10 +68,10 @@ def _writer(suffix: str) -> Callable[[Recording, Sequence[int], Path], None]:
     from flashviz.view import movie, page, storyboard
 
     def html(recording: Recording, numbers: Sequence[int], path: Path) -> None:
-        path.write_text(page.Page(recording, numbers, name="fvp").document(), encoding="utf-8")
+        path.write_text(page.Page(recording, numbers, name="fvp").document(), encoding="utf-8", newline="\n")
 
     def svg(recording: Recording, numbers: Sequence[int], path: Path) -> None:
-        path.write_text(movie.movie_svg(recording, numbers), encoding="utf-8")
+        path.write_text(movie.movie_svg(recording, numbers), encoding="utf-8", newline="\n")
 
     def sheet(recording: Recording, numbers: Sequence[int], path: Path) -> None:
         path.write_bytes(storyboard.png(storyboard.storyboard(recording, numbers)))

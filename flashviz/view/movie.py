@@ -97,7 +97,9 @@ def pictures(recording: Recording, steps: Sequence[int], dpi: float) -> Iterator
                 artist = paths.draw(axes)
                 canvas.draw()
                 artist.remove()
-                array = np.asarray(canvas.buffer_rgba())[..., :3].copy()
+                made = np.asarray(canvas.buffer_rgba())[..., :3]
+                if not np.array_equal(made, array):
+                    array = made.copy()
                 last = shapes
             still = TWEEN_S / FRAMES + PAUSE_S if len(times) > 1 else TWEEN_S + PAUSE_S
             yield array, still if t == 1.0 else TWEEN_S / FRAMES

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PathCollection
 from matplotlib.font_manager import FontProperties
 from matplotlib.path import Path
-from matplotlib.textpath import TextPath
+from matplotlib.textpath import text_to_path
 
 from flashviz.view.draw import FONT, hatch_path, line_ends, rect_path
 from flashviz.view.palette import HATCH, TEXT
@@ -93,11 +93,12 @@ def text_path(text: str) -> tuple[Path | None, float]:
 
     None where nothing of it is visible.
     """
-    path = TextPath((0, 0), text, size=1, prop=FontProperties(family=FONT)) if text.strip() else None
-    if path is None or not len(path.vertices):
+    vertices, codes = text_to_path.get_text_path(FontProperties(family=FONT), text)
+    if not len(vertices):
         return None, 0.0
-    middle = float(Path(path.vertices, path.codes).get_extents().x1) / 2
+    vertices = np.asarray(vertices) / text_to_path.FONT_SCALE
+    middle = float(Path(vertices, codes).get_extents().x1) / 2
     # Agg snaps a path of right angles alone to whole pixels, which deforms an L: a slanted line of no area prevents it.
     slant = [(middle, 0.3), (middle + 0.01, 0.31)]
-    vertices = np.concatenate([path.vertices, slant])
-    return Path(vertices, np.concatenate([path.codes, [Path.MOVETO, Path.LINETO]])), middle
+    codes = np.concatenate([codes, [Path.MOVETO, Path.LINETO]])
+    return Path(np.concatenate([vertices, slant]), codes), middle

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 from matplotlib.font_manager import FontProperties
-from matplotlib.textpath import TextPath
+from matplotlib.path import Path
+from matplotlib.textpath import text_to_path
 
 import flashviz as fv
 from flashviz.recording import Recording
@@ -56,8 +57,9 @@ Extent = tuple[float, float, float, float]
 def letters(text: str, size: float) -> tuple[float, float]:
     """Width and height in canvas units of what matplotlib draws for a text of one or more lines."""
     lines = text.split("\n")
-    paths = [TextPath((0, 0), line, size=size, prop=PROP) for line in lines if line.strip()]
-    boxes = [path.get_extents() for path in paths if len(path.vertices)]
+    drawn = [text_to_path.get_text_path(PROP, line) for line in lines]
+    scale = size / text_to_path.FONT_SCALE
+    boxes = [Path(np.asarray(v) * scale, c).get_extents() for v, c in drawn if len(v)]
     if not boxes:
         return 0.0, 0.0
     return max(b.width for b in boxes) / UNIT, (boxes[0].height + 1.2 * size * (len(lines) - 1)) / UNIT
