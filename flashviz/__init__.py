@@ -41,6 +41,7 @@ _WHERE = {
     "traffic": "checks.traffic",
     "traffic_model": "checks.model",
     "check_traffic": "checks.model",
+    "check": "checks.kernels",
     "load": "files",
     "measured": "measurements",
     "save": "view.export",
@@ -58,6 +59,7 @@ _WHERE = {
 __all__ = ["__version__", *sorted(_WHERE)]
 
 if TYPE_CHECKING:
+    from flashviz.checks.kernels import check as check
     from flashviz.checks.model import check_traffic as check_traffic
     from flashviz.checks.model import traffic_model as traffic_model
     from flashviz.checks.traffic import traffic as traffic

@@ -1,4 +1,4 @@
-"""The command `flashviz`: `lab` opens the chapters, `doctor` says what this machine can run.
+"""The command `flashviz`: `lab` opens the chapters, `doctor` says what this machine can run, `check` what is wrong with a kernel.
 
 Each command imports what it needs when it runs, so that `flashviz doctor` works where half of the dependencies do not.
 """
@@ -40,6 +40,27 @@ def build_parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="say what this machine can run, what is missing and how to add it")
     doctor.add_argument("--json", action="store_true", help="print the report as JSON")
     doctor.set_defaults(run=run_doctor)
+
+    check = commands.add_parser(
+        "check",
+        help="run a CUDA kernel file on the processor and report races, reads of unwritten memory, accesses out of bounds …",
+        description="Run the kernels of a .cu file on the processor, with every memory access looked at, in three orders of "
+        "threads. Exits 0 when there is nothing to report, 1 when there is, 2 when the check cannot run. The file is compiled and "
+        "run on this machine: check only what you would run.",
+    )
+    check.add_argument("file", help="a .cu file, or the name of a kernel that comes with flashviz")
+    check.add_argument("--function", help="one kernel of the file; all of them when not given")
+    check.add_argument("--all", action="store_true", help="every instantiation; else the two smallest of each kernel")
+    check.add_argument(
+        "--shape",
+        action="append",
+        default=[],
+        metavar="SIZES",
+        help='in place of the file\'s own: "B=1 Nq=33 Nk=33 …"; repeatable',
+    )
+    check.add_argument("--seconds", type=int, default=10, help="time limit of one run (10)")
+    check.add_argument("--limit", type=float, default=300, help="time limit of the whole check, in seconds (300)")
+    check.set_defaults(run=run_check)
     return parser
 
 
@@ -98,6 +119,27 @@ def run_doctor(arguments: argparse.Namespace) -> int:
     report = doctor()
     print(report.to_json() if arguments.json else report)
     return 0
+
+
+def run_check(arguments: argparse.Namespace) -> int:
+    """`flashviz check`: 0 when there is nothing to report, 1 when there is, 2 when the check cannot run."""
+    from flashviz.checks.kernels import check
+
+    try:
+        shapes = [{n: int(v) for n, v in (size.split("=") for size in text.split())} for text in arguments.shape]
+    except ValueError:
+        print(f"flashviz: --shape {arguments.shape}: expected NAME=NUMBER, separated by blanks", file=sys.stderr)
+        return 2
+    report = check(
+        arguments.file,
+        arguments.function,
+        shapes,
+        everything=arguments.all,
+        seconds=arguments.seconds,
+        limit=arguments.limit,
+    )
+    print(report)
+    return 1 if report.findings else 2 if report.problem else 0
 
 
 def _report_copies(copied: list[Copied], folder: Path) -> list[str]:

@@ -33,7 +33,7 @@ LEVEL = {
     "__main__": 4,
 }
 # Parts of one level that may use each other, and what no level allows.
-ALSO = {("programs", "cuda")}
+ALSO = {("programs", "cuda"), ("checks", "cuda")}
 NEVER = {("view", "programs"), ("view", "cuda"), ("checks", "view")}
 LONGEST = 350
 

@@ -71,22 +71,26 @@ def launch_once(
     *,
     order: str = "forward",
     seed: int = 0,
+    index: int = 0,
     check: bool = False,
     poison: bool = False,
-    initialised: Sequence[str] = (),
     seconds: int = 0,
+    log: int = 0,
 ) -> tuple[Outcome, dict[str, np.ndarray]]:
     """One run of a compiled plan on copies: what it gave, and its outputs by name, new contiguous arrays.
 
-    ``poison`` fills the outputs (but ``initialised``) with NaN, or all bits set, first.
+    ``index`` is the number of the plan's instantiation in the library. ``poison`` fills the outputs (but those that the header says
+    are read first, @inout) with NaN, or all bits set, first. ``seconds`` is the time limit (0: none). With ``log`` up to that many
+    memory accesses are in the outcome; this and ``check`` need a library compiled for checking.
     """
+    initialised = plan.source.header.inout
     passed = {name: _host(value) if is_array(value) else value for name, value in plan.arguments.items()}
     for name in plan.outputs:
         passed[name] = passed[name].copy()
         if poison and name not in initialised:
             passed[name].view(np.uint8)[...] = 255  # NaN in every floating type
     outcome = library.launch(
-        0,
+        index,
         plan.grid,
         plan.block,
         plan.shared_bytes,
@@ -97,6 +101,7 @@ def launch_once(
         check=check,
         initialised=initialised,
         seconds=seconds,
+        log=log,
     )
     return outcome, {name: passed[name] for name in plan.outputs}
 

@@ -13,6 +13,7 @@ Windows on x86-64 and arm64; run by the tests on Linux x86-64 only, with g++ and
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import os
@@ -28,6 +29,7 @@ from pathlib import Path
 
 from flashviz.cuda.sources import blank_comments, folders
 
+MOST_KEPT = 1000  # files in the cache; past them the least recently used go
 CACHE_VARIABLE = "FLASHVIZ_CACHE"
 INSTALL = 'pip install "flashviz[cpu]"'
 _SHARED = re.compile(
@@ -183,6 +185,7 @@ def build(assembled: str, instances: Sequence[str], *, check: bool = False, defi
         "-w",
     ]
     common += ["-fno-sanitize=undefined"] if compiler.zig else []
+    common += ["-fstack-clash-protection"] if sys.platform == "linux" else []  # no frame jumps over a stack's guard
     flags = [*common, *(f"-D{define}" for define in defines)]
     flags += (
         ["-O1", "-g1", "-fsanitize=thread", "-fno-inline", "-fno-optimize-sibling-calls", "-fno-omit-frame-pointer"]
@@ -193,6 +196,8 @@ def build(assembled: str, instances: Sequence[str], *, check: bool = False, defi
     versions = (compiler.command, compiler_version(compiler.command), sys.platform, runtime)
     path = folder / f"{_key(*versions, flags, text)}{'.dll' if sys.platform == 'win32' else '.so'}"
     if path.is_file():
+        with contextlib.suppress(OSError):
+            os.utime(path)  # used: not among the first to go
         return Library(path, compiled=False)
     with tempfile.TemporaryDirectory(prefix="flashviz-") as scratch:
         work = Path(scratch)
@@ -247,6 +252,10 @@ def with_line_table(assembly: str) -> str:
             label = f"{local}{len(entries)}"
             out.append(f"{label}:")
             entries.append((label, numbers[words[1]], words[2]))
+        elif words and words[0] in (".cfi_endproc", ".seh_endproc"):  # what follows has no line until the next .loc
+            label = f"{local}{len(entries)}"
+            out.append(f"{label}:")
+            entries.append((label, 0, "0"))
     section = "__DATA,__data" if mac else ".data" if sys.platform == "win32" else '.data,"aw"'
     out += [f"\t.section {section}", "\t.p2align 3", f"\t.globl {prefix}fv_lines", f"{prefix}fv_lines:"]
     for label, number, at in entries:
@@ -278,6 +287,17 @@ def _keep(made: Path, path: Path) -> None:
     os.close(handle)
     shutil.copyfile(made, name)
     Path(name).replace(path)
+    kept = sorted(path.parent.glob("*.*"), key=_age)
+    for old in kept[:-MOST_KEPT] if len(kept) > MOST_KEPT else []:
+        with contextlib.suppress(OSError):
+            old.unlink()
+
+
+def _age(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # another process removed it
+        return 0.0
 
 
 def _link_flags(compiler: Compiler, host: Path) -> list[str]:

@@ -32,6 +32,23 @@ KINDS = (
     "trap",
 )
 CONST, OUTPUT, KNOWN = 1, 2, 4
+# One logged memory access: `block` in the order of blockIdx (x fastest); the action that its thread was in (65535 before the first
+# TRACE), the how-manieth of the thread's that was, and its tile coordinates; `array` as in Accesses.names; `element` counts from 0.
+ACCESS = np.dtype(
+    [
+        ("block", "u4"),
+        ("ordinal", "u4"),
+        ("thread", "u2"),
+        ("action", "u2"),
+        ("first", "i4"),
+        ("second", "i4"),
+        ("array", "i2"),
+        ("tiles", "u1"),
+        ("write", "u1"),
+        ("element", "i8"),
+    ],
+    align=True,
+)
 _GUARD = 4096
 _MOST_GUARD = 1 << 24
 
@@ -100,12 +117,29 @@ class Fault:
 
 
 @dataclass(frozen=True)
+class Accesses:
+    """The memory accesses of a launch in the order in which they happened, as an array of dtype ACCESS.
+
+    ``names`` gives the array of each number: arguments from 0 on, shared arrays and parts from -1 downwards. ``total`` is how many
+    there were, which may be more than there was room for.
+    """
+
+    records: np.ndarray
+    names: Mapping[int, str]
+    total: int
+
+
+@dataclass(frozen=True)
 class Outcome:
-    """What a launch gave: ``fault`` is None where it ran to its end; ``unwritten`` names outputs with elements that nothing wrote,
-    each with their number and the first of them (only when memory accesses are observed)."""
+    """What a launch gave.
+
+    ``fault`` is None where it ran to its end. When memory accesses are observed, ``unwritten`` names the outputs with elements that
+    nothing wrote, each with their number and the first of them, and ``accesses`` is the log, where one was asked for.
+    """
 
     fault: Fault | None
     unwritten: Mapping[str, tuple[int, int]]
+    accesses: Accesses | None = None
 
 
 class CpuLibrary:
@@ -117,8 +151,10 @@ class CpuLibrary:
         library.fv_finding.restype = ctypes.POINTER(_Finding)
         library.fv_anchor.restype = ctypes.c_void_p
         library.fv_unwritten.restype = ctypes.c_int64
-        library.fv_finding_size.restype = ctypes.c_size_t
-        if library.fv_finding_size() != ctypes.sizeof(_Finding):
+        library.fv_shared_name.restype = ctypes.c_char_p
+        for size in (library.fv_finding_size, library.fv_access_size, library.fv_logged):
+            size.restype = ctypes.c_size_t
+        if (library.fv_finding_size(), library.fv_access_size()) != (ctypes.sizeof(_Finding), ACCESS.itemsize):
             raise RuntimeError("kernels/host does not belong to this flashviz; install flashviz again.")
         self._anchor = int(library.fv_anchor())
         self._lines: list[tuple[int, str, int]] | None = None
@@ -138,13 +174,14 @@ class CpuLibrary:
         check: bool = False,
         initialised: Sequence[str] = (),
         seconds: int = 0,
+        log: int = 0,
     ) -> Outcome:
         """Run kernel number ``index`` of the library once.
 
         ``arguments`` are by name in declared order: contiguous NumPy arrays and NumPy scalars of exactly the declared types. The
         kernel works on copies with guards around them; those in ``outputs`` are copied back into the arrays given.
         ``initialised`` are the outputs whose contents the kernel may read before it writes them. ``seconds`` is the time limit, 0 for
-        none.
+        none; ``log`` is how many memory accesses to keep at most.
         """
         library = self._library
         kernel = (_Kernel * (index + 1)).in_dll(library, "fv_kernels")[index]
@@ -171,6 +208,9 @@ class CpuLibrary:
                     else:
                         cells.append(np.array(value))
                 pointers = (ctypes.c_void_p * max(1, len(cells)))(*(cell.ctypes.data for cell in cells))
+                records = np.zeros(log, ACCESS) if log else None
+                room = ctypes.c_void_p(None if records is None else records.ctypes.data)
+                library.fv_log(room, ctypes.c_size_t(log))
                 status = library.fv_launch(
                     ctypes.byref(kernel),
                     (ctypes.c_uint * 3)(*grid),
@@ -192,9 +232,21 @@ class CpuLibrary:
                     count = library.fv_unwritten(numbers[name], ctypes.byref(first)) if name not in initialised else 0
                     if count:
                         missing[name] = (int(count), int(first.value))
-                return Outcome(self._fault() if status else None, missing)
+                accesses = None if records is None else self._accesses(records, numbers)
+                return Outcome(self._fault() if status else None, missing, accesses)
             finally:
                 library.fv_free()
+
+    def _accesses(self, records: np.ndarray, numbers: Mapping[str, int]) -> Accesses:
+        total = int(self._library.fv_logged())
+        self._library.fv_log(None, ctypes.c_size_t(0))
+        names = {number: name for name, number in numbers.items()}
+        number = 0
+        while name := self._library.fv_shared_name(number):
+            number += 1
+            names[-1 - number] = name.decode(errors="replace")
+        names[-1] = "dynamic shared memory"
+        return Accesses(records[: min(total, len(records))], names, total)
 
     def _buffer(self, name: str, known: int | None, array: np.ndarray, flags: int) -> int:
         guard = max(_GUARD, min(array.nbytes, _MOST_GUARD))

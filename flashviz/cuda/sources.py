@@ -2,7 +2,7 @@
 
 A kernel file is the only place that says how it is launched. `find` reads from it
 
-* the header block, comment lines `// @word ...`: kernel, paper, grid, block, arch, blocks, array, default, require, instance, shape;
+* the header block, comment lines `// @word ...`: kernel, paper, grid, block, arch, blocks, array, inout, default, require, instance, shape;
 * the signature of the `__global__` function that `@kernel` names;
 * the shared-memory parts, lines `carve.tile<rows, columns>("name")` and `carve.vector<length>("name")`, in floats of 4 bytes;
 * the actions, lines `TRACE(name, tile);`, numbered in their order of appearance.
@@ -27,7 +27,7 @@ from flashviz.cuda.signatures import Signature, parse_signature
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _SINGLE = ("paper", "grid", "block", "arch", "blocks")
-_MANY = ("array", "default", "require", "instance", "shape")
+_MANY = ("array", "inout", "default", "require", "instance", "shape")
 _COMMENT = re.compile(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|//[^\n]*|/\*.*?\*/', re.S)
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"[^\n]*$', re.M)
 _TRACE = re.compile(r"^[ \t]*TRACE\(\s*(\w+)\s*,", re.M)
@@ -41,7 +41,10 @@ class SourceError(ValueError):
 
 @dataclass(frozen=True)
 class Header:
-    """What the header block says of one kernel, as written. ``arrays`` maps an argument to the names of its dimensions."""
+    """What the header block says of one kernel, as written. ``arrays`` maps an argument to the names of its dimensions.
+
+    ``inout`` names the outputs whose contents the kernel reads before it writes them.
+    """
 
     kernel: str
     paper: str = ""
@@ -50,6 +53,7 @@ class Header:
     arch: int = 75
     blocks: tuple[str, ...] = ()
     arrays: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    inout: tuple[str, ...] = ()
     defaults: Mapping[str, str] = field(default_factory=dict)
     requires: tuple[str, ...] = ()
     instances: tuple[Mapping[str, int], ...] = ()
@@ -265,6 +269,7 @@ def _header(kernel: str, common: list[tuple[str, str]], own: list[tuple[str, str
         arch=int(single.get("arch", "75")),
         blocks=_split(single.get("blocks", "")),
         arrays=arrays,
+        inout=tuple(name for value in many["inout"] for name in value.replace(",", " ").split()),
         defaults=defaults,
         requires=tuple(many["require"]),
         instances=tuple(_assignments(value) for value in many["instance"]),

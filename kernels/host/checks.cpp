@@ -132,7 +132,7 @@ static void touch(Cell& c, const Place& at, const Touch& now, bool write, bool t
 }
 
 // The cells of [offset, offset + bytes) of an array whose first cell is `cells`.
-static void touch_range(Cell* cells, Cell** bytewise, size_t offset, size_t bytes, Place at, size_t start, size_t element, const Touch& now,
+static void touch_range(Cell* cells, Cell** bytewise, size_t offset, size_t bytes, Place& at, size_t start, size_t element, const Touch& now,
                         bool write, bool track_unwritten) {
     const bool whole = offset % 4 == 0 && bytes % 4 == 0;
     for (size_t word = offset / 4; word * 4 < offset + bytes; ++word) {
@@ -157,31 +157,37 @@ static void touch_range(Cell* cells, Cell** bytewise, size_t offset, size_t byte
 
 static int64_t floor_divide(int64_t a, int64_t b) { return a >= 0 ? a / b : -((-a + b - 1) / b); }
 
+static void log_access(int array, int64_t element, bool write, bool atomic) {
+    for (int both = atomic ? 0 : write; both <= write; ++both) {
+        if (log_count++ >= log_room) continue;
+        const Fiber& f = *self;
+        const uint32_t block = (block_index.z * grid_size.y + block_index.y) * grid_size.x + block_index.x;
+        log_records[log_count - 1] = {block, f.actions, (uint16_t)f.linear, f.action, f.first, f.second, (int16_t)array, f.tiles, (uint8_t)both, element};
+    }
+}
+
+// Which array an address outside of all of them belongs to: the one whose fence it hits, else the last one before it.
+static Array nearest_array(size_t offset, const Array& raw) {
+    int next = 0;
+    while (next < array_count && arrays[next].offset <= offset) ++next;
+    const Array& before = next ? arrays[next - 1] : raw;
+    const bool in_next_fence = next < array_count && arrays[next].offset - offset <= FENCE;
+    return in_next_fence && offset - before.offset - before.bytes >= FENCE ? arrays[next] : before;
+}
 static void shared_access(size_t offset, size_t bytes, bool write, const Touch& now) {
-    const Array *inside = nullptr, *before = nullptr, *first = nullptr;
-    for (int i = 0; i < array_count; ++i) {
-        const Array& a = arrays[i];
-        if (offset >= a.offset && (!before || a.offset > before->offset)) before = &a;
-        if (!first || a.offset < first->offset) first = &a;
-        if (offset >= a.offset && offset < a.offset + a.bytes) inside = &a;
+    const int number = array_at[offset / GRAIN] - 1;
+    const Array raw = {"dynamic shared memory", 0, dynamic_bytes, 4, "", 0};
+    const Array& a = number >= 0 ? arrays[number] : raw;
+    const int64_t count = (int64_t)(a.bytes / a.element);
+    if (offset < a.offset || offset + bytes > a.offset + a.bytes) {
+        if (offset >= a.offset && offset < a.offset + a.bytes) give_up(BOUNDS, {a.name, count, count, true}, now, write);
+        const Array near = nearest_array(offset, raw);
+        const int64_t element = floor_divide((int64_t)offset - (int64_t)near.offset, (int64_t)near.element);
+        give_up(BOUNDS, {near.name, element, (int64_t)(near.bytes / near.element), true}, now, write);
     }
-    static const Array whole = {"dynamic shared memory", 0, 0, 4, "", 0};
-    Array raw = whole;
-    raw.bytes = dynamic_bytes;
-    if (offset < RAW && offset < dynamic_bytes) inside = &raw;
-    else if (!before) before = offset < RAW + FENCE && first && dynamic_bytes == 0 ? first : &raw;
-    if (!inside || offset + bytes > inside->offset + inside->bytes) {
-        if (before && !inside && first) {  // below an array, and nearer to it than to the end of the one before
-            for (int i = 0; i < array_count; ++i)
-                if (arrays[i].offset > offset && arrays[i].offset - offset <= FENCE && offset - before->offset - before->bytes > FENCE / 2) before = arrays + i;
-        }
-        const Array& a = inside ? *inside : *before;
-        const int64_t element = floor_divide((int64_t)offset - (int64_t)a.offset, (int64_t)a.element);
-        const int64_t count = (int64_t)(a.bytes / a.element);
-        give_up(BOUNDS, {a.name, inside ? count : element, count, true}, now, write);
-    }
-    const Place at = {inside->name, 0, (int64_t)(inside->bytes / inside->element), true};
-    touch_range(shared_cells, shared_bytewise, offset, bytes, at, inside->offset, inside->element, now, write, true);
+    if (log_records) log_access(-2 - number, (int64_t)((offset - a.offset) / a.element), write, now.atomic);
+    Place at = {a.name, 0, count, true};
+    touch_range(shared_cells, shared_bytewise, offset, bytes, at, a.offset, a.element, now, write, true);
 }
 
 static void buffer_access(Buffer& b, const char* p, size_t bytes, bool write, const Touch& now) {
@@ -191,7 +197,8 @@ static void buffer_access(Buffer& b, const char* p, size_t bytes, bool write, co
         give_up(BOUNDS, {b.name, element < count && element >= 0 ? count : element, count, false}, now, write);
     }
     if (b.flags & KNOWN) return;
-    const Place at = {b.name, (p - b.base) / (int64_t)b.element, count, false};
+    Place at = {b.name, (p - b.base) / (int64_t)b.element, count, false};
+    if (log_records) log_access((int)(&b - buffers), at.element, write, now.atomic);
     if (b.flags & CONST_ARRAY) {
         if (write) give_up(INPUT, at, now, true);
         return;

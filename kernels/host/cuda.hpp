@@ -3,6 +3,7 @@
 // Not here: half precision, textures, cooperative groups, inline PTX. A kernel that uses them does not compile for the processor.
 #pragma once
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "runtime.hpp"
@@ -228,3 +229,5 @@ __forceinline__ float __int_as_float(int bits) {
 // What trace.cuh reads from special registers on a GPU: here one multiprocessor, and the system's clock.
 __forceinline__ unsigned fv_host_smid() { return 0; }
 __forceinline__ unsigned long long fv_host_globaltimer() { return fv::nanoseconds(); }
+// The thread that calls it begins an action: its memory accesses from here to its next call are logged as the action's (see fv_log).
+__forceinline__ void fv_host_action(unsigned action, int tiles, int first, int second) { fv::begin_action(action, tiles, first, second); }

@@ -6,6 +6,9 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <time.h>
+#if !defined(_WIN32)
+#include <sys/time.h>
+#endif
 
 namespace fv {
 
@@ -16,6 +19,9 @@ Fiber* self;
 size_t fiber_count;
 Array arrays[MOST_ARRAYS];
 int array_count;
+uint16_t array_at[ARENA / GRAIN];
+Access* log_records;
+size_t log_room, log_count;
 Buffer buffers[MOST_BUFFERS];
 int buffer_count;
 size_t dynamic_bytes;
@@ -31,6 +37,7 @@ static Finding finding;
 static size_t used;    // bytes of the arena that hold named arrays and their fences, from RAW on
 static size_t statics; // bytes of static __shared__ arrays
 static uint32_t random_state;
+static volatile bool in_kernel;  // a fiber runs its own code, so that a signal may end the launch where it is
 
 // ---- findings ----
 
@@ -43,7 +50,13 @@ Finding* report(Kind kind, const char* array) {
     return f;
 }
 void leave() {
+    in_kernel = false;
     for (;;) jump(self->context, scheduler);
+}
+static void yield() {
+    in_kernel = false;
+    jump(self->context, scheduler);
+    in_kernel = true;
 }
 static void copy_index(unsigned* to, Index i) {
     to[0] = i.x;
@@ -76,7 +89,7 @@ void stop(const char* what, const char* file, int line) {
 // ---- shared memory ----
 
 static char* add_array(const char* name, size_t bytes, size_t element, const char* file, int line) {
-    const size_t offset = (used + FENCE + 255) & ~(size_t)255;
+    const size_t offset = (used + FENCE + GRAIN - 1) & ~(GRAIN - 1);
     if (offset + bytes + FENCE > ARENA || array_count == MOST_ARRAYS) {
         Finding* f = report(SHARED_BYTES, name);
         snprintf(f->detail, sizeof f->detail, "more shared memory than any block can have");
@@ -84,6 +97,7 @@ static char* add_array(const char* name, size_t bytes, size_t element, const cha
     }
     used = offset + bytes + FENCE;
     arrays[array_count++] = {name, offset, bytes, element, file, line};
+    for (size_t at = offset; at < offset + bytes; at += GRAIN) array_at[at / GRAIN] = (uint16_t)array_count;
     return arena + offset;
 }
 static char* too_many(const char* name, size_t needed, size_t given, const char* what) {
@@ -123,7 +137,7 @@ static void wait(State state, const char* what, const char* file, int line) {
     self->what = what;
     self->file = file;
     self->line = line;
-    jump(self->context, scheduler);
+    yield();
 }
 void sync_block(const char* file, int line) {
     self->predicate = 0;
@@ -176,7 +190,7 @@ void exchange(unsigned mask, void* in, void* out, Exchange all, const char* what
         fill_wait(found->first, f);
         leave();
     }
-    if (!complete(f)) jump(f.context, scheduler);
+    if (!complete(f)) yield();
     if (finding.kind != NONE) leave();
 }
 void sync_warp(unsigned mask, const char* file, int line) { exchange(mask, nullptr, nullptr, nullptr, "__syncwarp", file, line); }
@@ -189,6 +203,14 @@ void absent_lane(int lane) {
 void atomic_access(const void* p, size_t bytes, const void* pc) {
     if (checking) access(p, bytes, true, true, pc);
 }
+void begin_action(unsigned action, int tiles, int first, int second) {
+    Fiber& f = *self;
+    ++f.actions;
+    f.action = (uint16_t)action;
+    f.tiles = (uint8_t)tiles;
+    f.first = first;
+    f.second = second;
+}
 unsigned long long nanoseconds() {
     timespec t;
     timespec_get(&t, TIME_UTC);
@@ -199,6 +221,7 @@ unsigned long long nanoseconds() {
 
 static void fiber_main() {
     self->depth = 0;
+    in_kernel = true;
     kernel_->invoke(arguments_);
     self->state = ENDED;
     leave();
@@ -275,6 +298,7 @@ static bool barrier_reached() {
 static bool run_block(uint16_t* order, int how) {
     memset(arena, 0xff, RAW < dynamic_bytes + FENCE ? RAW : dynamic_bytes + FENCE);  // 0xff... is NaN in every floating type
     memset(arena + RAW, 0xff, used - RAW + FENCE);
+    memset(array_at + RAW / GRAIN, 0, (used - RAW + GRAIN) / GRAIN * sizeof *array_at);
     array_count = 0;
     used = RAW;
     statics = 0;
@@ -285,8 +309,16 @@ static bool run_block(uint16_t* order, int how) {
         start(fibers[i].context, fiber_main);
         fibers[i].state = RUNNABLE;
         fibers[i].depth = 0;
+        fibers[i].pc = nullptr;
+        fibers[i].file = "";
+        fibers[i].line = 0;
+        fibers[i].actions = 0;
+        fibers[i].action = NO_ACTION;
+        fibers[i].tiles = 0;
+        fibers[i].first = fibers[i].second = 0;
     }
     for (size_t ended = 0; ended < fiber_count;) {
+        if (finding.kind != NONE) return false;
         if (how == RANDOM) shuffle_order(order, fiber_count);
         bool ran = false;
         for (size_t i = 0; i < fiber_count; ++i) {
@@ -326,7 +358,7 @@ static bool run_block(uint16_t* order, int how) {
 #if !defined(_WIN32)
 static volatile sig_atomic_t launching;
 static struct sigaction before[8];
-static const int SIGNALS[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGALRM};
+static const int SIGNALS[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGPROF};
 
 static void caught(int number, siginfo_t* info, void* context) {
     if (!launching) {  // not the kernel's: let it happen
@@ -340,19 +372,28 @@ static void caught(int number, siginfo_t* info, void* context) {
 #elif defined(__linux__) && defined(__aarch64__)
     pc = (const void*)(((ucontext_t*)context)->uc_mcontext.pc + 1);
 #endif
-    const ptrdiff_t away = (const char*)pc - &anchor;
-    const void* near = away > -(64 << 20) && away < (64 << 20) ? pc : self->pc;  // in the C library: the kernel's last access
-    const bool deep = (number == SIGSEGV || number == SIGBUS) && on_stack(self->context, info->si_addr);
-    Finding* f = report(number == SIGALRM ? ENDLESS : CRASH, "");
-    snprintf(f->detail, sizeof f->detail, "%s",
-             number == SIGFPE ? "a whole number divided by zero" : number == SIGILL ? "an instruction that does not exist"
-             : deep ? "more local memory than a thread has here" : number == SIGALRM ? "" : "memory that does not exist");
-    fill_side(f->first, *self, false, near, self->depth > 1 ? self->calls[1] : nullptr);
+    const bool alarmed = number == SIGPROF;
+    if (!alarmed || finding.kind == NONE) {
+        const bool deep = !alarmed && number != SIGFPE && on_stack(self->context, info->si_addr);
+        Finding* f = report(alarmed ? ENDLESS : CRASH, "");
+        snprintf(f->detail, sizeof f->detail, "%s",
+                 alarmed ? "" : number == SIGFPE ? "a whole number divided by zero" : number == SIGILL ? "an instruction that does not exist"
+                 : deep ? "more local memory than a thread has here" : "memory that does not exist");
+        if (in_kernel) fill_side(f->first, *self, false, pc, self->pc);  // pc may be in the C library: then its last access has to do
+        else fill_wait(f->first, *self);
+    }
+    if (alarmed && !in_kernel) return;  // between two fibers: the launch looks at the finding, or the next alarm comes
     sigset_t mask;
     sigemptyset(&mask);
     sigaddset(&mask, number);
     sigprocmask(SIG_UNBLOCK, &mask, nullptr);
     leave();
+}
+static void set_alarm(unsigned seconds) {  // of the processor's time: a busy machine ends no launch early
+    itimerval timer = {};
+    timer.it_value.tv_sec = seconds;
+    timer.it_interval.tv_usec = seconds ? 50000 : 0;
+    setitimer(ITIMER_PROF, &timer, nullptr);
 }
 static void catch_signals(bool on, unsigned seconds) {
     static char* stack = nullptr;
@@ -367,9 +408,9 @@ static void catch_signals(bool on, unsigned seconds) {
         action.sa_flags = SA_SIGINFO | SA_ONSTACK;
         for (int i = 0; i < 5; ++i) sigaction(SIGNALS[i], &action, before + i);
         launching = 1;
-        alarm(seconds);
+        set_alarm(seconds);
     } else {
-        alarm(0);
+        set_alarm(0);
         launching = 0;
         for (int i = 0; i < 5; ++i) sigaction(SIGNALS[i], before + i, nullptr);
     }
@@ -415,6 +456,18 @@ FV_EXPORT size_t fv_finding_size() { return sizeof(Finding); }
 FV_EXPORT const void* fv_anchor() { return &anchor; }
 FV_EXPORT int64_t fv_unwritten(int buffer, int64_t* element) { return unwritten(buffers[buffer], element); }
 
+// Log the accesses of the next checked launches into `records`; how many there were, which may be more than there was room for.
+FV_EXPORT void fv_log(Access* records, size_t room) {
+    log_records = records;
+    log_room = room;
+    log_count = 0;
+}
+FV_EXPORT size_t fv_logged() { return log_count; }
+FV_EXPORT size_t fv_access_size() { return sizeof(Access); }
+FV_EXPORT const char* fv_shared_name(int number) {  // of the block that ran last
+    return number < array_count ? arrays[number].name : nullptr;
+}
+
 // 0 when the launch ran to its end and nothing was found. `seconds` 0: no time limit, and faults are the process's own.
 FV_EXPORT int fv_launch(const Kernel* kernel, const unsigned* grid, const unsigned* block, size_t shared, void** arguments, int order,
                         unsigned seed, int check, unsigned seconds) {
@@ -427,7 +480,7 @@ FV_EXPORT int fv_launch(const Kernel* kernel, const unsigned* grid, const unsign
     checking = check != 0;
     fiber_count = (size_t)block[0] * block[1] * block[2];
     random_state = seed * 2654435761u | 1;
-    used = used < RAW ? ARENA - FENCE : used;
+    used = used < RAW ? ARENA - GRAIN : used;
     epoch = 1;
     memset(warp_epoch, 0, sizeof warp_epoch);
     static uint16_t threads[MOST_THREADS];

@@ -47,6 +47,7 @@ extern FV_LOCAL char arena[];  // the dynamic shared array as a whole starts her
 
 FV_LOCAL void atomic_access(const void* p, size_t bytes, const void* pc);
 FV_LOCAL unsigned long long nanoseconds();
+FV_LOCAL void begin_action(unsigned action, int tiles, int first, int second);
 FV_LOCAL void stop(const char* what, const char* file, int line);  // __trap(), a failed assert
 
 // One kernel as the launcher calls it: `invoke` gets a pointer to each argument.

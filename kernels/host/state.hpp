@@ -57,6 +57,10 @@ struct Fiber : Thread {
     const void* calls[CALLS];    // return addresses of the functions it is in, in checking mode
     int depth;
     const void* pc;              // of its last memory access, in checking mode
+    uint32_t actions;            // how many it has begun
+    uint16_t action;             // the one it is in, NO_ACTION before the first
+    uint8_t tiles;
+    int32_t first, second;
 };
 
 struct Array {
@@ -65,6 +69,17 @@ struct Array {
     const char* file;
     int line;
 };
+
+// One memory access, logged: by which thread, in which of its actions, to which element of which array.
+struct Access {
+    uint32_t block, ordinal;     // in the order of blockIdx (x fastest); how many actions the thread had begun, 0 before the first
+    uint16_t thread, action;
+    int32_t first, second;       // the action's tile coordinates, as many of them as `tiles` says
+    int16_t array;               // number of the buffer; -1 for the dynamic shared array as a whole; -2 - number of the shared array
+    uint8_t tiles, write;
+    int64_t element;
+};
+constexpr uint16_t NO_ACTION = 0xffff;
 
 struct Cell;
 enum : int { CONST_ARRAY = 1, OUTPUT = 2, KNOWN = 4 };  // KNOWN: may be touched, is not looked at (a trace buffer)
@@ -77,7 +92,8 @@ struct Buffer {
     Cell** bytewise;  // four for each of those that was touched by a narrower access
 };
 
-constexpr size_t ARENA = 1 << 20, RAW = 256 << 10, FENCE = 128;  // the dynamic array as a whole, then named arrays
+// The dynamic array as a whole, then named arrays, which start at multiples of GRAIN.
+constexpr size_t ARENA = 1 << 20, RAW = 256 << 10, FENCE = 128, GRAIN = 256;
 constexpr int MOST_ARRAYS = 256, MOST_BUFFERS = 64, MOST_THREADS = 1024;
 
 extern FV_LOCAL Fiber fibers[MOST_THREADS];
@@ -85,12 +101,15 @@ extern FV_LOCAL Fiber* self;
 extern FV_LOCAL size_t fiber_count;
 extern FV_LOCAL Array arrays[MOST_ARRAYS];
 extern FV_LOCAL int array_count;
+extern FV_LOCAL uint16_t array_at[ARENA / GRAIN];  // 1 + number of the array that has elements there, 0 for none
 extern FV_LOCAL Buffer buffers[MOST_BUFFERS];
 extern FV_LOCAL int buffer_count;
 extern FV_LOCAL size_t dynamic_bytes;
 extern FV_LOCAL bool checking;
 extern FV_LOCAL uint32_t epoch, block_epoch, warp_epoch[MOST_THREADS / 32];  // counted over the whole launch, from 1
 extern FV_LOCAL const char anchor;
+extern FV_LOCAL Access* log_records;  // where accesses are logged, null when they are not
+extern FV_LOCAL size_t log_room, log_count;
 
 // Report and end the launch; the first report stands. `leave` goes back to the launch and never returns.
 FV_LOCAL Finding* report(Kind kind, const char* array);

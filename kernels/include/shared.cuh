@@ -22,7 +22,7 @@ extern __shared__ float dynamic_shared[];
 template <int Cols>
 struct SharedTile {
     float* first;
-    __device__ float* operator[](int row) const { return first + row * Cols; }
+    __device__ __forceinline__ float* operator[](int row) const { return first + row * Cols; }
 };
 
 struct SharedCarver {
