@@ -373,6 +373,52 @@ def test_the_recording_carries_both_sources_with_every_action(four):
         assert cuda.lines_of(name).strip().startswith(f"TRACE({name}, ")
 
 
+FIRST = ("load_k", "load_v", "scores", "softmax", "accumulate")
+
+
+@given(st.sets(st.sampled_from(FlashDecoding.action_names())), st.integers(1, 6), st.integers(1, 4), st.booleans())
+@example({"load_v"}, 4, 2, False)
+@example({"scores"}, 2, 3, True)
+@settings(max_examples=60)
+def test_an_action_left_out_is_seen_and_never_crashes(left_out, Bc, splits, masked):
+    rng = np.random.default_rng(0)
+    q, (k, v) = rng.normal(size=(2, 3)), rng.normal(size=(2, 9, 3))
+    fd = FlashDecoding(q, k, v, Bc=Bc, splits=splits, mask=rng.random((2, 9)) < 0.5 if masked else None)
+
+    def act(name, *args):
+        if name not in left_out:
+            getattr(fd, name)(*args)
+
+    for s in range(splits):
+        fd.begin(s)
+        act("load_q")
+        for j in fd.key_tiles(s):
+            for name in FIRST:
+                act(name, j)
+        act("store_partial")
+    fd.begin_combine()
+    act("load_l")
+    act("weights")
+    for s in range(splits):
+        act("load_o", s)
+        act("combine", s)
+    act("store_o")
+    found = {f.slot for f in fd.run().recording.findings}
+    for gone, use, slot in (
+        ("load_q", "scores", "q"),
+        ("load_k", "scores", "Kj"),
+        ("load_v", "accumulate", "Vj"),
+        ("scores", "softmax", "Sj"),
+        ("store_partial", "load_l", "Ls0"),
+        ("store_partial", "load_o", "Os0"),
+        ("load_l", "weights", "ls0"),
+        ("weights", "combine", "w"),
+        ("load_o", "combine", "os"),
+    ):
+        if gone in left_out and use not in left_out:
+            assert slot in found
+
+
 def test_record_some_and_none():
     x = np.ones((8, 2))
     assert run(x[:1], x, x).recording is None
