@@ -83,13 +83,18 @@ def test_tiles_show_name_and_numbers():
 
 
 def test_a_change_of_numbers_alone_is_seen():
-    made = recording()
-    n = step_of(made, "i = 1 · rescale d")
-    before, after = made.content(n - 1, "d"), made.content(n, "d")
-    assert before.level == after.level, "a rescale is no update"
-    assert "d.ring" in by_id(fv.scene(made, n))
-    by_one = step_of(made, "i = 2 · rescale d")
-    assert made.values(by_one, "c")[0] == 1
+    s = fv.OnlineSoftmax(X)
+    s.begin()
+    s.start()
+    for act in (s.load_x, s.running_max, s.running_sum, s.rescale, s.rescale):
+        act(0)
+    made = s.run().recording
+    before, once, twice = (made.content(n, "d") for n in (-3, -2, -1))
+    assert before.level == once.level == twice.level, "a rescale is no update"
+    assert not before.stale
+    assert "d.ring" in by_id(fv.scene(made, -2))
+    assert numbers(fv.scene(made, -2), "d") == ["0"]
+    assert "d.ring" not in by_id(fv.scene(made, -1)), "0 times 0 looks as before"
 
 
 def test_while_a_new_number_fills_the_old_one_is_not_written_under_it():
