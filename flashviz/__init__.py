@@ -41,6 +41,8 @@ _WHERE = {
     "traffic": "checks.traffic",
     "traffic_model": "checks.model",
     "check_traffic": "checks.model",
+    "same": "checks.same",
+    "stored": "programs.stored",
     "check": "checks.kernels",
     "load": "files",
     "measured": "measurements",
@@ -48,6 +50,7 @@ _WHERE = {
     "page": "view.page",
     "scene": "view.scene",
     "storyboard": "view.storyboard",
+    "timeline": "view.timeline",
     "frame": "view.storyboard",
     "play": "player",
     "explore": "explorer",
@@ -62,6 +65,7 @@ if TYPE_CHECKING:
     from flashviz.checks.kernels import check as check
     from flashviz.checks.model import check_traffic as check_traffic
     from flashviz.checks.model import traffic_model as traffic_model
+    from flashviz.checks.same import same as same
     from flashviz.checks.traffic import traffic as traffic
     from flashviz.comparison import compare as compare
     from flashviz.doctor import doctor as doctor
@@ -84,6 +88,7 @@ if TYPE_CHECKING:
     from flashviz.programs.online_softmax import online_softmax as online_softmax
     from flashviz.programs.standard_attention import StandardAttention as StandardAttention
     from flashviz.programs.standard_attention import standard_attention as standard_attention
+    from flashviz.programs.stored import stored as stored
     from flashviz.recorder import Recorder as Recorder
     from flashviz.recording import Recording as Recording
     from flashviz.slots import Block as Block
@@ -94,6 +99,7 @@ if TYPE_CHECKING:
     from flashviz.view.scene import scene as scene
     from flashviz.view.storyboard import frame as frame
     from flashviz.view.storyboard import storyboard as storyboard
+    from flashviz.view.timeline import timeline as timeline
     from flashviz.view.traffic import traffic_plot as traffic_plot
 
 

@@ -28,6 +28,7 @@ from flashviz.cuda import cpu
 from flashviz.cuda.cpu_build import CpuUnavailableError
 from flashviz.cuda.gpu import GpuStatus, GpuUnavailableError, KernelError, Launched, Times, run, status
 from flashviz.cuda.launching import Kernel, LaunchError, Limits, Plan, plan
+from flashviz.cuda.observe import observed
 from flashviz.cuda.signatures import ArgumentError
 from flashviz.cuda.sources import KernelSource, SourceError, find
 from flashviz.cuda.trace import GUESS, KernelTrace, TraceError, TraceOverflowError, traced, tracing, watched
@@ -108,7 +109,10 @@ def launch(
         return on(ready, poison=poison, repeat=repeat)
     room = next(watch.rooms, GUESS) if watch else GUESS
     room = room if isinstance(trace, bool) else trace
-    launched = traced(ready, on, device, room=room, poison=poison, repeat=repeat)
+    if watch and watch.observe and device == "cpu":
+        launched = observed(ready, room=room, poison=poison)
+    else:
+        launched = traced(ready, on, device, room=room, poison=poison, repeat=repeat)
     if watch and launched.trace:
         watch.traces.append(launched.trace)
     return launched

@@ -24,6 +24,7 @@ from flashviz.cuda.launching import Plan
 from flashviz.slots import Block
 
 if TYPE_CHECKING:
+    from flashviz.cuda.cpu_library import Accesses
     from flashviz.cuda.gpu import Launched
 
 DEFINE = "FLASHVIZ_TRACE"
@@ -86,10 +87,19 @@ class TracedBlock:
 
 
 @dataclass(frozen=True)
+class Observed:
+    """The memory accesses of a launch, in order, each with the action in which its thread was; see ``flashviz.cuda.cpu_library``."""
+
+    plan: Plan
+    accesses: Accesses
+
+
+@dataclass(frozen=True)
 class KernelTrace:
     """What every block of one launch did, sorted by batch, head and tile.
 
     ``capacity`` is how many records a block had room for, ``device`` where the kernel ran, ``grid`` and ``threads`` how it was launched.
+    ``observed`` is every memory access of the launch, where they were observed.
     """
 
     kernel: str
@@ -98,6 +108,7 @@ class KernelTrace:
     threads: tuple[int, int, int]
     blocks: tuple[TracedBlock, ...] = field(repr=False)
     capacity: int = 0
+    observed: Observed | None = field(default=None, repr=False)
 
     @property
     def most(self) -> int:
@@ -117,9 +128,10 @@ class KernelTrace:
 
 @dataclass
 class _Watch:
-    """The launches to come are traced: how much room each gets, and what they did."""
+    """The launches to come are traced: how much room each gets, whether memory accesses are observed, and what they did."""
 
     rooms: Iterator[int]
+    observe: bool = False
     traces: list[KernelTrace] = field(default_factory=list)
 
 
@@ -127,15 +139,16 @@ _watch: ContextVar[_Watch | None] = ContextVar("flashviz_watch", default=None)
 
 
 @contextmanager
-def tracing(rooms: Sequence[int] = ()) -> Iterator[list[KernelTrace]]:
+def tracing(rooms: Sequence[int] = (), *, observe: bool = False) -> Iterator[list[KernelTrace]]:
     """Every launch inside is traced; the list holds what each did, in order.
 
-    ``rooms`` says, for each launch, how many actions a block performs at most; more are found out by a second launch.
+    ``rooms`` says, for each launch, how many actions a block performs at most; more are found out by a second launch. With
+    ``observe`` launches on "cpu" run in checking mode and every memory access is kept: for small shapes, 32 bytes an access.
 
         with cuda.tracing() as traces:
             cuda.launch(kernel, args, device="cpu")
     """
-    watch = _Watch(iter(rooms))
+    watch = _Watch(iter(rooms), observe)
     token = _watch.set(watch)
     try:
         yield watch.traces

@@ -18,7 +18,7 @@ import numpy as np
 from flashviz.events import Source
 from flashviz.recorder import Recorder
 from flashviz.recording import Param, Recording
-from flashviz.slots import Block
+from flashviz.slots import Block, Slot
 
 Method = TypeVar("Method", bound=Callable[..., None])
 
@@ -123,6 +123,14 @@ class Program:
         begin: Callable[..., None] = self.begin  # type: ignore[attr-defined]
         given = {"head": block.head, "batch": block.batch}
         begin(**{name: given.get(name, block.tile) for name in inspect.signature(begin).parameters})
+
+    def elements(self, slot: Slot, array: np.ndarray, first: int) -> np.ndarray:
+        """The part of a kernel's array that a slot in HBM names; ``first`` is the first row of the tile in its tensor.
+
+        Here for arrays [B, H, N, ...] that are cut in tiles along N.
+        """
+        part: np.ndarray = array[slot.head][first : first + slot.shape[0]]
+        return part
 
     def bound(self) -> float:
         """How far the output of the kernel, which rounds in another order, may be from this program's, both in float32."""

@@ -273,6 +273,18 @@ class FlashDecoding(Program):
         else:
             super().enter(kernel, block)
 
+    def elements(self, slot: Slot, array: np.ndarray, first: int) -> np.ndarray:
+        """The part of a kernel's array that a slot names: the rows of one head of K and V lie side by side."""
+        B, Hkv = self.a.K.shape[:2]
+        part: np.ndarray
+        if slot.tensor in ("Os", "Ls"):
+            part = array.reshape(self.splits, B, Hkv, self.rows, -1)[slot.index[0]][slot.head]
+        elif slot.tensor in ("Q", "O", "L"):
+            part = array.reshape(B, Hkv, self.rows, -1)[slot.head]
+        else:
+            part = super().elements(slot, array, first)
+        return part
+
     def bound(self) -> float:
         """What rounding may change: see :meth:`Attention.bound`."""
         return self.a.bound()

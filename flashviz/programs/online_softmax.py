@@ -18,6 +18,7 @@ from flashviz.programs.device import choose_device, kernel_source
 from flashviz.programs.replay import run_kernel
 from flashviz.recorder import Recorder, Tensor
 from flashviz.recording import Param, Recording
+from flashviz.slots import Slot
 
 FILE = "online_softmax"
 FORMS = ("safe", "online", "fused")
@@ -283,6 +284,12 @@ class OnlineSoftmax(Program):
         """The only write to HBM."""
         self.r.move(self.o, self.os[self.row][0])
         self.output[self.row] = self.r.read(self.o)
+
+    def elements(self, slot: Slot, array: np.ndarray, first: int) -> np.ndarray:
+        """The part of a kernel's array that a slot names: part of a row of x or y, a row of o, or rows of V."""
+        rows = {"x": self.xs, "y": self.ys, "o": self.os}.get(slot.tensor)
+        part: np.ndarray = array if rows is None else array[next(r for r, row in enumerate(rows) if slot in row.tiles)]
+        return part[first : first + slot.shape[0]]
 
     def bound(self) -> float:
         """Eight roundings of 2^-24 for each of twice the largest score, √N for the sums, T and 16, times max |V|, at least 1."""

@@ -243,6 +243,16 @@ class StandardAttention(Program):
             self.launch(kernel)
         super().enter(kernel, block)
 
+    def elements(self, slot: Slot, array: np.ndarray, first: int) -> np.ndarray:
+        """The part of a kernel's array that a slot names: S and P are cut both ways."""
+        cut = {"S": self.S, "P": self.P}.get(slot.tensor)
+        if cut is None:
+            return super().elements(slot, array, first)
+        head, i, j = next((h, i, r.index(slot)) for h in cut for i, r in enumerate(cut[h]) if slot in r)
+        (m, n), Br, Bc = slot.shape, self.a.Br, self.a.Bc
+        part: np.ndarray = array[head][i * Br : i * Br + m, j * Bc : j * Bc + n]
+        return part
+
     def bound(self) -> float:
         """What rounding may change: see :meth:`Attention.bound`."""
         return self.a.bound()
@@ -324,7 +334,8 @@ def standard_attention(
         and the device.
 
     Raises:
-        ValueError, TypeError: naming the argument, its value and what it must be.
+        ValueError, TypeError: naming the argument, its value and what it must be; also where a kernel is to be recorded
+            and a block of its softmax cannot hold Br whole rows of S.
         DeviceError: the device asked for is not usable here; says why and what to install.
 
     >>> x = np.eye(4, dtype="float32")
@@ -337,6 +348,12 @@ def standard_attention(
     if where == "numpy":
         forward(sa)
         return sa.run()
+    rows = softmax_template(sa.a.Br, sa.a.Nk)["Br"]
+    if record is not False and rows < sa.a.Br:
+        raise ValueError(
+            f"Br={sa.a.Br}: with Nk={sa.a.Nk} a block of the softmax kernel holds {rows} whole rows of S, so its trace tells of "
+            f"other blocks than the program's; Br={rows} can be recorded, or give record=False"
+        )
     if record is False:
         return Run(*launch_kernels(sa.a, where), None, where, sa.a.params)
     (O, L), recording = run_kernel(sa, forward, lambda: launch_kernels(sa.a, where), where)
