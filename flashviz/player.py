@@ -55,9 +55,10 @@ class Player:
         self._frames: dict[tuple[int, bool], str] = {}
         self._counts = running(self.recording)
         self._targets = panel.targets_of(self.recording, self.steps)
+        self._views: list[_View] = []
         self._shown = 0
         self._busy = False
-        self._closed = False
+        self._closed = self._displayed = False
         self._build(speed)
         self._show(0, tween=False)
 
@@ -76,9 +77,6 @@ class Player:
             value=0, min=0, max=last, description="Step", readout=False,
             layout=w.Layout(flex="1 1 180px", width="auto", min_width="140px"),
         )  # fmt: skip
-        self.play = w.Play(value=0, min=0, max=last, step=1, layout=w.Layout(flex="0 0 auto"))
-        self.play.add_class("fv-play")
-        self.play.show_repeat = False
         self.box = w.BoundedIntText(
             value=0, min=0, max=last, description="Go to", layout=w.Layout(width="130px"),
             style={"description_width": "46px"},
@@ -111,8 +109,6 @@ class Player:
         self.page = w.ToggleButtons(options=[*pages, ("Numbers", -1)], style={"button_width": "auto"})
         style = w.HTML(f"<style>{panel.STYLE}</style>", layout=w.Layout(display="none"))
         legend = w.HTML(panel.legend_html(self.recording) + panel.NAMES, layout=w.Layout(width="auto"))
-        row = w.Layout(display="flex", flex_flow="row wrap", align_items="center")
-        controls = w.HBox([self.play, *self.buttons, self.slider, self.box, self.speed], layout=row)
         left = w.VBox([self.picture, legend])
         left.add_class("fv-left")
         side = [self.list, self.where, self.counts, self.page, self.beside, self.mark]
@@ -120,12 +116,10 @@ class Player:
             side, layout=w.Layout(flex="1 1 380px", min_width="300px", overflow="hidden", padding="0 0 0 12px")
         )
         both = w.HBox([left, right], layout=w.Layout(display="flex", flex_flow="row wrap", align_items="flex-start"))
-        self.widget = w.VBox([controls, both, style])
-        self.widget.add_class("fv-player")
-        self.widget.add_class(self._name)
-        # Not linked in the browser: what the kernel sends back about an earlier value would then move the slider while
-        # it is dragged. One value goes to the kernel, one picture comes back, and everything else follows it.
-        for control in (self.slider, self.play, self.box, self.list):
+        self._shared = ([*self.buttons, self.slider, self.box, self.speed], [both, style])
+        self.play = w.Play(value=0, min=0, max=last, layout=w.Layout(flex="0 0 auto"))
+        self.widget = self._view(self.play).widget
+        for control in (self.slider, self.box, self.list):
             control.observe(self._moved, "value")
         self.page.observe(self._turned, "value")
         self.speed.observe(self._sped, "value")
@@ -134,6 +128,18 @@ class Player:
             button.on_click(lambda _, goal=goal: self.go(goal()))
         self._sped(None)
         self._turned(None)
+
+    def _view(self, play: Any) -> _View:
+        """One display of the player: a Play of its own, and everything else shared with the other displays."""
+        play.show_repeat = False
+        play.add_class("fv-play")
+        # Not linked in the browser: what the kernel sends back about an earlier value would then move the slider while
+        # it is dragged. One value goes to the kernel, one picture comes back, and everything else follows it.
+        play.observe(self._moved, "value")
+        play.observe(self._started, _playing(play))
+        view = _View(play, *self._shared, (self._name, "fv-player"))
+        self._views.append(view)
+        return view
 
     @property
     def index(self) -> int:
@@ -171,11 +177,15 @@ class Player:
         try:
             svg = self.frame(index, follows if tween is None else tween)
             self.picture.value = f'<div class="fv-pic" data-index="{index}">{svg}</div>'
-            self.slider.value = self.box.value = self.list.value = self.play.value = index
+            self.slider.value = self.box.value = self.list.value = index
+            for view in self._views:
+                view.play.value = index
+                if index == len(self.steps) - 1:
+                    setattr(view.play, _playing(view.play), False)
         finally:
             self._busy = False
         self.counts.value = self._counts_html(index)
-        self.where.value = f'<div class="fv-now" aria-live="polite">{escape(panel.where_text(step))}</div>'
+        self.where.value = f'<div class="fv-now fv-where" aria-live="polite">{escape(panel.where_text(step))}</div>'
         self._style()
         if self.page.value == -1:
             self.beside.value = panel.numbers_html(self.recording, self.steps[index])
@@ -186,6 +196,11 @@ class Player:
         if not self._busy and change["new"] is not None and change["new"] != self._shown:
             self._show(int(change["new"]))
 
+    def _started(self, change: Any) -> None:
+        for view in self._views:
+            if change["new"] and view.play is not change["owner"]:
+                setattr(view.play, _playing(view.play), False)
+
     def _turned(self, _: Any) -> None:
         if self.page.value == -1:
             self.beside.value = panel.numbers_html(self.recording, self.step)
@@ -194,7 +209,8 @@ class Player:
             self.beside.value = panel.code_html(source, self._targets)
 
     def _sped(self, _: Any) -> None:
-        self.play.interval = round((STEP_MS + PAUSE_MS) / self.speed.value)
+        for view in self._views:
+            view.play.interval = round((STEP_MS + PAUSE_MS) / self.speed.value)
         self._style()
 
     def _style(self) -> None:
@@ -212,15 +228,51 @@ class Player:
         numbers = None if len(self.steps) == len(self.recording.steps) else self.steps
         bundle: dict[str, Any] = {"text/plain": repr(self), "image/png": png(storyboard(self.recording, numbers))}
         if not self._closed:
-            view = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
+            widget = self._display()
+            view = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
             bundle["application/vnd.jupyter.widget-view+json"] = view
         return bundle
+
+    def _display(self) -> Any:
+        """The widget to display: another one each time, because two views of one Play stop each other in the browser."""
+        if not self._displayed:
+            self._displayed = True
+            return self.widget
+        first = self.play
+        play = widgets.Play(value=self._shown, min=0, max=first.max, interval=first.interval)
+        view = self._view(play)
+        remember(view)
+        self._views = [v for v in self._views if not v.closed]
+        return view.widget
 
     def close(self) -> None:
         """Close the widgets; the frames stay."""
         if not self._closed:
             self._closed = True
-            close_all(self.widget)
+            for view in self._views:
+                view.close()
+            for widget in (*self._shared[0], *self._shared[1]):
+                close_all(widget)
+
+
+class _View:
+    """A display of a player: the containers and a Play. What is shared with other displays is not closed with it."""
+
+    def __init__(self, play: Any, controls: list[Any], rest: list[Any], classes: Sequence[str]) -> None:
+        self.play = play
+        row = widgets.Layout(display="flex", flex_flow="row wrap", align_items="center")
+        self.controls = widgets.HBox([play, *controls], layout=row)
+        self.widget = widgets.VBox([self.controls, *rest])
+        for name in classes:
+            self.widget.add_class(name)
+        self.closed = False
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self.controls.children = self.widget.children = ()
+            for widget in (self.play, self.controls, self.widget):
+                close_all(widget)
 
 
 def play(run: Any, steps: range | slice | Sequence[int] | None = None, *, speed: float = 1.0) -> Player:
@@ -239,6 +291,11 @@ def play(run: Any, steps: range | slice | Sequence[int] | None = None, *, speed:
     player = Player(run, steps, speed=speed)
     remember(player)
     return player
+
+
+def _playing(play: Any) -> str:
+    """The trait that says that it plays, in ipywidgets 8 or 7."""
+    return "playing" if play.has_trait("playing") else "_playing"
 
 
 def close_all(widget: Any) -> None:

@@ -171,7 +171,8 @@ def test_what_it_displays(run: Any) -> None:
     assert bundle[VIEW]["model_id"] == player.widget.model_id
     player.go(7)
     again = player._repr_mimebundle_()
-    assert again == bundle, "a moved player is stored as the same bytes"
+    assert again.pop(VIEW) != bundle[VIEW], "each display has a Play of its own"
+    assert again.items() < bundle.items(), "a moved player is stored as the same bytes"
     player.close()
     player.close()
     assert set(player._repr_mimebundle_()) == {"text/plain", "image/png"}
@@ -343,6 +344,31 @@ def test_a_cell_run_25_times_and_200_moves(run: Any, shell: Shell) -> None:
         counts.append(open_widgets())
     assert len(set(counts)) == 1, counts
     assert plt.get_fignums() == []
+
+
+def test_displays_of_one_player_step_together(run: Any, shell: Shell) -> None:
+    shell.cell("player = fv.play(run)", "a")
+    player = fv.play(run)
+    player._repr_mimebundle_()
+    counts = []
+    for _ in range(5):
+        shell.cell("player", "b")
+        player._repr_mimebundle_()
+        counts.append(open_widgets())
+    assert len(set(counts)) == 1, "a display that is run again closes its last run's"
+    one, two = (view.play for view in player._views)
+    two.value = 5
+    assert positions(player) == (5,) * 5
+    one.value = 7
+    assert (two.value, player.index) == (7, 7)
+    playing = players._playing(one)
+    setattr(one, playing, True)
+    setattr(two, playing, True)
+    assert not getattr(one, playing), "two of them would step twice as fast"
+    player.speed.value = 4.0
+    assert one.interval == two.interval == 312
+    player.go(18)
+    assert not getattr(two, playing)
 
 
 def test_other_cells_and_other_players_of_the_cell_stay_open(run: Any, shell: Shell) -> None:

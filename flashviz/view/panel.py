@@ -52,9 +52,9 @@ STYLE = """
 .fv-l::before{content:attr(data-n);display:inline-block;width:2.6em;margin-right:1em;text-align:right;color:#63636b}
 .fv-a{display:block;cursor:pointer;border-left:3px solid transparent}
 .fv-a:where(:hover){background:#f4f4f5}.fv-a:focus-visible{outline:2px solid #2563eb;outline-offset:-2px}
-.fv-now{color:var(--jp-ui-font-color1,inherit);font:13px/1.4 system-ui,sans-serif;height:1.4em;overflow:hidden;
- white-space:pre;text-overflow:ellipsis}
-.fv-now.fv-counts{height:2.8em;font-variant-numeric:tabular-nums}
+.fv-now{color:var(--jp-ui-font-color1,inherit);font:13px/1.4 system-ui,sans-serif;min-height:1.4em;white-space:pre-line}
+.fv-where{height:1.4em;overflow:hidden;white-space:nowrap;text-overflow:ellipsis}
+.fv-counts{height:2.8em;overflow:hidden;white-space:pre;font-variant-numeric:tabular-nums}
 .fv-player .fv-numbers{height:var(--fv-beside);overflow:auto;margin:4px 0 0;background:#fafafa;color:#27272a;
  border:1px solid #d4d4d8;border-radius:6px;padding:8px;box-sizing:border-box;font:12px/1.35 system-ui,sans-serif}
 .fv-player .fv-numbers table{border-collapse:collapse;margin:2px 0 10px;font:12px ui-monospace,Menlo,Consolas,monospace}
