@@ -27,7 +27,7 @@ NUMBERS, GAP, BETWEEN, MARGIN = 8, 0.12, 0.3, 0.25
 """Most numbers in a box; between two tiles, between two slots, and at the left for the strips' names."""
 STRIPS = (3.65, 2.35)
 """Middles of the strips of tiles in HBM."""
-HEIGHT, TILES_Y, CARRIES_Y = 1.05, -0.35, -2.55
+HEIGHT, SRAM_Y, TILES_Y, CARRIES_Y = 1.05, 0.6, -0.55, -2.8
 WIDTHS = {"xi": 2.6, "Vi": 1.6, "pi": 2.6, "m": 1.35, "c": 1.35, "d": 1.5, "w": 1.35, "o": 2.6}
 CAPTIONS = {
     "xi": "scores xi",
@@ -46,7 +46,7 @@ def layout(recording: Recording, block: Block, launch: int = 0) -> Layout:
     several = int(recording.params.get("R", 1)) > 1
     boxes: dict[str, Box] = {}
     title = f"HBM · row {block.tile}" if several else "HBM"
-    labels = [Label(0, 5, title, TITLE), Label(0, 0.75, "SRAM", TITLE)]
+    labels = [Label(0, 5, title, TITLE), Label(0, SRAM_Y, "SRAM", TITLE)]
     hbm = [s for s in recording.slots if s.shared_by_grid]
     strips = [name for name in ("x", "V", "y") if any(s.tensor == name for s in hbm)]
 
