@@ -38,6 +38,7 @@ class Finding:
         element: the element, with its indices where they are known: ``"Sij[3, 5]"``.
         lines: lines of the kernel file, from 1, that take part; ``line`` is the last to happen.
         threads: (block, thread) of each side, each an (x, y, z).
+        places: where each side was: (file, line), then where the functions it was in had been called.
         sentence: what happened.
         meaning: what that means on a GPU.
         case: the first instantiation and shape that showed it.
@@ -49,6 +50,7 @@ class Finding:
     element: str
     lines: tuple[int, ...]
     threads: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+    places: tuple[tuple[tuple[str, int], ...], ...]
     sentence: str
     meaning: str
     case: str

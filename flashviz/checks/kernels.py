@@ -221,6 +221,7 @@ def _report(
             element=one["element"],
             lines=tuple(one["lines"]),
             threads=tuple((tuple(side["block"]), tuple(side["thread"])) for side in one["sides"]),
+            places=tuple(tuple((name, line) for name, line in side["places"]) for side in one["sides"]),
             sentence=one["sentence"],
             meaning=MEANING[one["kind"]],
             case=str(cases[one["case"]]),

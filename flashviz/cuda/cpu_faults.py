@@ -40,14 +40,12 @@ def block_name(block: Sequence[int]) -> str:
 
 
 def place_name(side: Side, file: str = "") -> str:
-    """``line 80``; ``line 12 of attention.cuh, called at line 80`` where it happened in another file than ``file``."""
+    """``line 80``; ``line 12 of attention.cuh (called at line 80)`` where it happened in a function, or in another file than ``file``."""
     if not side.places:
         return "an unknown line"
-    inner, line = side.places[0]
-    outer = [at for name, at in side.places[1:] if name == file]
-    if not file or inner == file:
-        return f"line {line}"
-    return f"line {line} of {inner}" + (f", called at line {outer[0]}" if outer else "")
+    named = [f"line {line}" if not file or name == file else f"line {line} of {name}" for name, line in side.places]
+    calls = " and ".join(filter(None, [", ".join(named[1:-1]), *named[1:][-1:]]))
+    return named[0] + (f" (called at {calls})" if calls else "")
 
 
 def element_name(fault: Fault, shape: Sequence[int] = ()) -> str:

@@ -63,7 +63,8 @@ class _Side(ctypes.Structure):
         ("block", ctypes.c_uint * 3),
         ("thread", ctypes.c_uint * 3),
         ("pc", ctypes.c_int64),
-        ("caller", ctypes.c_int64),
+        ("last", ctypes.c_int64),
+        ("calls", ctypes.c_int64 * 6),
         ("file", ctypes.c_char_p),
         ("line", ctypes.c_int),
     ]
@@ -92,7 +93,7 @@ class _Line(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Side:
-    """One side of a fault: which thread of which block, at which places, innermost first, as (file, line)."""
+    """One side of a fault: which thread of which block, and where: (file, line), then where the functions it is in were called."""
 
     write: bool
     block: tuple[int, int, int]
@@ -325,9 +326,9 @@ class CpuLibrary:
         places = []
         if side.file:
             places.append((side.file.decode(errors="replace").replace("\\", "/").rsplit("/", 1)[-1], int(side.line)))
-        for offset in (side.pc, side.caller):
-            if offset and (found := self.place(offset)):
-                places.append(found)
+        elif found := (side.pc and self.place(side.pc)) or (side.last and self.place(side.last)):
+            places.append(found)
+        places += [found for offset in side.calls if offset and (found := self.place(offset))]
         return Side(bool(side.write), tuple(side.block), tuple(side.thread), tuple(places))
 
     def _fault(self) -> Fault:

@@ -9,7 +9,8 @@
 namespace fv {
 
 struct Touch {
-    int32_t pc, from;  // offsets from the anchor
+    int32_t pc;      // offset from the anchor
+    uint32_t chain;  // of calls that led there
     uint32_t epoch, warp_epoch;
     uint16_t thread;
     bool atomic;
@@ -27,6 +28,27 @@ static uint32_t* block_starts;                  // epoch in which each block tha
 static Index* block_names;
 static size_t block_total, block_room;
 
+// Chains of calls, each kept once: a call and the chain of its caller. Number 0 is no call.
+struct Call {
+    const void* pc;
+    uint32_t outer;
+};
+constexpr uint32_t MOST_CHAINS = 1 << 13;
+static Call chains[MOST_CHAINS];
+
+static uint32_t chain_of(const void* pc, uint32_t outer) {
+    uint32_t at = ((uint32_t)(uintptr_t)pc * 2654435761u ^ outer * 40503u) % MOST_CHAINS;
+    for (uint32_t tries = 0; tries < MOST_CHAINS; ++tries, at = (at + 1) % MOST_CHAINS) {
+        if (at == 0) continue;
+        if (!chains[at].pc) chains[at] = {pc, outer};
+        if (chains[at].pc == pc && chains[at].outer == outer) return at;
+    }
+    return outer;  // full: the innermost calls are left out
+}
+void fill_calls(Side& side, uint32_t chain) {
+    for (int n = 0; n < CALLS && chain; ++n, chain = chains[chain].outer) side.calls[n] = (const char*)chains[chain].pc - &anchor;
+}
+
 static int32_t offset_of(const void* pc) { return pc ? (int32_t)((const char*)pc - &anchor) : 0; }
 
 static void side_of(Side& side, const Touch& t, bool write) {
@@ -39,7 +61,7 @@ static void side_of(Side& side, const Touch& t, bool write) {
     side.present = 1;
     side.write = write;
     side.pc = t.pc;
-    side.from = t.from;
+    fill_calls(side, t.chain);
     const Index b = block_names[low], i = fibers[t.thread].index;
     const unsigned block[] = {b.x, b.y, b.z}, thread[] = {i.x, i.y, i.z};
     memcpy(side.block, block, sizeof block);
@@ -212,7 +234,7 @@ void access(const void* where, size_t bytes, bool write, bool atomic, const void
     if (on_stack(self->context, p)) return;
     Touch now;
     now.pc = offset_of(pc);
-    now.from = self->depth > 1 ? offset_of(self->calls[1]) : 0;
+    now.chain = self->chain;
     now.epoch = epoch;
     now.warp_epoch = warp_epoch[self->warp];
     now.thread = (uint16_t)self->linear;
@@ -329,11 +351,12 @@ TSAN(void*) __tsan_memset(void* to, int value, size_t n) {
 TSAN(void) __tsan_func_entry(void* caller) {
     fv::Fiber* f = fv::self;
     if (!f) return;
-    if (f->depth < fv::CALLS) f->calls[f->depth] = caller;
-    ++f->depth;
+    if (f->depth < fv::DEPTH) f->chains[f->depth] = f->chain;
+    if (f->depth++) f->chain = fv::chain_of(caller, f->chain);  // the first is the kernel, which no kernel called
 }
 TSAN(void) __tsan_func_exit() {
-    if (fv::self) --fv::self->depth;
+    fv::Fiber* f = fv::self;
+    if (f && --f->depth < fv::DEPTH) f->chain = f->chains[f->depth];
 }
 TSAN(void) __tsan_init() {}
 TSAN(void) __tsan_vptr_update(void**, void*) {}

@@ -64,16 +64,17 @@ static void copy_index(unsigned* to, Index i) {
     to[2] = i.z;
 }
 static int64_t offset_of(const void* pc) { return pc ? (const char*)pc - &anchor : 0; }
-void fill_side(Side& side, const Fiber& f, bool write, const void* pc, const void* from) {
+void fill_side(Side& side, const Fiber& f, bool write, const void* pc) {
+    memset(&side, 0, sizeof side);
     side.present = 1;
     side.write = write;
     copy_index(side.block, block_index);
     copy_index(side.thread, f.index);
     side.pc = offset_of(pc);
-    side.from = offset_of(from);
+    fill_calls(side, f.chain);
 }
 void fill_wait(Side& side, const Fiber& f) {
-    fill_side(side, f, false, nullptr, nullptr);
+    fill_side(side, f, false, nullptr);
     side.file = f.file;
     side.line = f.line;
 }
@@ -105,7 +106,7 @@ static char* too_many(const char* name, size_t needed, size_t given, const char*
     f->element = (int64_t)needed;
     f->count = (int64_t)given;
     snprintf(f->detail, sizeof f->detail, "%s", what);
-    fill_side(f->first, *self, false, self->depth > 1 ? self->calls[1] : nullptr, nullptr);
+    fill_side(f->first, *self, false, nullptr);
     leave();
 }
 void* shared_array(const char* name, size_t bytes, size_t element, const char* file, int line) {
@@ -220,7 +221,6 @@ unsigned long long nanoseconds() {
 // ---- one block ----
 
 static void fiber_main() {
-    self->depth = 0;
     in_kernel = true;
     kernel_->invoke(arguments_);
     self->state = ENDED;
@@ -281,7 +281,7 @@ static bool barrier_reached() {
         fill_wait(f->first, *waiting);
         if (other) fill_wait(f->second, *other);
         else {
-            fill_side(f->second, *ended, false, nullptr, nullptr);
+            fill_side(f->second, *ended, false, nullptr);
             snprintf(f->detail, sizeof f->detail, "%zu of %zu threads have ended", done, fiber_count);
         }
         return false;
@@ -309,6 +309,7 @@ static bool run_block(uint16_t* order, int how) {
         start(fibers[i].context, fiber_main);
         fibers[i].state = RUNNABLE;
         fibers[i].depth = 0;
+        fibers[i].chain = 0;
         fibers[i].pc = nullptr;
         fibers[i].file = "";
         fibers[i].line = 0;
@@ -379,8 +380,9 @@ static void caught(int number, siginfo_t* info, void* context) {
         snprintf(f->detail, sizeof f->detail, "%s",
                  alarmed ? "" : number == SIGFPE ? "a whole number divided by zero" : number == SIGILL ? "an instruction that does not exist"
                  : deep ? "more local memory than a thread has here" : "memory that does not exist");
-        if (in_kernel) fill_side(f->first, *self, false, pc, self->pc);  // pc may be in the C library: then its last access has to do
+        if (in_kernel) fill_side(f->first, *self, false, pc);
         else fill_wait(f->first, *self);
+        f->first.last = offset_of(self->pc);  // for a pc in the C library
     }
     if (alarmed && !in_kernel) return;  // between two fibers: the launch looks at the finding, or the next alarm comes
     sigset_t mask;

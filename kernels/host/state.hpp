@@ -22,12 +22,14 @@ enum Kind : int {
     TRAP,          // __trap() or a failed assert
 };
 
-// One side of a finding: which thread did what where. A memory access has `pc` and `from` (the call in the kernel that led there, or 0),
-// offsets from the anchor; a barrier or intrinsic has file and line.
+// One side of a finding: which thread did what where. A memory access has `pc`, a barrier or intrinsic file and line; `last` is the last
+// access before a crash. `calls` are where the functions that it happened in were called, innermost first. All but file and line are
+// offsets from the anchor, 0 for none.
+constexpr int CALLS = 6;
 struct Side {
     int present, write;
     unsigned block[3], thread[3];
-    int64_t pc, from;
+    int64_t pc, last, calls[CALLS];
     const char* file;
     int line;
 };
@@ -44,7 +46,7 @@ struct Finding {
 
 enum State : uint8_t { RUNNABLE, AT_BARRIER, AT_WARP, ENDED };
 
-constexpr int CALLS = 8;  // depth of calls that are remembered
+constexpr int DEPTH = 32;  // of calls that are followed
 struct Fiber : Thread {
     Context context;
     State state;
@@ -54,7 +56,7 @@ struct Fiber : Thread {
     Exchange all;
     const char *what, *file;     // where it waits
     int line;
-    const void* calls[CALLS];    // return addresses of the functions it is in, in checking mode
+    uint32_t chain, chains[DEPTH];  // in checking mode: which calls led to where it is (0: the kernel itself), and to its callers
     int depth;
     const void* pc;              // of its last memory access, in checking mode
     uint32_t actions;            // how many it has begun
@@ -114,7 +116,8 @@ extern FV_LOCAL size_t log_room, log_count;
 // Report and end the launch; the first report stands. `leave` goes back to the launch and never returns.
 FV_LOCAL Finding* report(Kind kind, const char* array);
 [[noreturn]] FV_LOCAL void leave();
-FV_LOCAL void fill_side(Side& side, const Fiber& f, bool write, const void* pc, const void* from);
+FV_LOCAL void fill_side(Side& side, const Fiber& f, bool write, const void* pc);
+FV_LOCAL void fill_calls(Side& side, uint32_t chain);
 FV_LOCAL void fill_wait(Side& side, const Fiber& f);
 
 // checks.cpp

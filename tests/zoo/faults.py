@@ -1,0 +1,286 @@
+"""Planted faults, at least two a kernel file: an edit of a kernel that comes with flashviz, and what a check must say of it.
+
+A new kernel file joins with entries of its own; `test_every_file_and_kind_is_here` asks for them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flashviz.cuda.sources import find
+
+
+@dataclass(frozen=True)
+class Fault:
+    """``old`` (its first occurrence in the code) becomes ``new`` in ``file``; ``kind`` must be reported on ``array`` at
+    the line that holds ``at``, or at the edited line; with ``until``, at a line from there to the one that holds it."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    kind: str
+    array: str = ""
+    at: str = ""
+    until: str = ""
+
+    def source(self) -> str:
+        text = find(self.file).text
+        start = text.index("#include")
+        at = text.index(self.old, start)
+        return text[:at] + self.new + text[at + len(self.old) :]
+
+    @property
+    def lines(self) -> range:
+        """The lines of which one must be named: mostly a single one."""
+        text = self.source()
+        start = text.index("#include")
+        place = text.index(self.at or self.new, start)
+        first = text.count("\n", 0, place) + 1
+        last = text.count("\n", 0, text.index(self.until, place)) + 1 if self.until else first
+        return range(first, last + 1)
+
+
+FA1, FA2, FD, OS, SA = (
+    "flash_attention_1",
+    "flash_attention_2",
+    "flash_decoding",
+    "online_softmax",
+    "standard_attention",
+)
+
+FAULTS = [
+    # ---- FlashAttention-2
+    Fault(
+        "barrier for half of the threads",
+        FA2,
+        "__syncthreads();  // each row",
+        "if (threadIdx.x < 16) __syncthreads();  //",
+        "barrier",
+    ),
+    Fault(
+        "two barriers in one place",
+        FA2,
+        "__syncthreads();  // Kj and Vj",
+        "if (threadIdx.x < 7) __syncthreads();\nelse __syncthreads();  //",
+        "barrier",
+    ),
+    Fault(
+        "a thread that leaves early",
+        FA2,
+        "    for (int j = 0; j < tiles; ++j) {",
+        "    if (i * Br + (int)threadIdx.x >= Nq) return;\n    for (int j = 0; j < tiles; ++j) {",
+        "barrier",
+        at="__syncthreads();  // Kj and Vj",
+    ),
+    Fault(
+        "a part carved too small",
+        FA2,
+        'carve.tile<Br, Bc>("Sij")',
+        'carve.tile<Br - 1, Bc>("Sij")',
+        "bounds",
+        "Sij",
+        at="Sij[r][c] = seen",
+    ),
+    Fault(
+        "a row that is read one too far",
+        FA2,
+        "for (int c = 0; c < Bc; ++c) m_new",
+        "for (int c = 0; c <= Bc; ++c) m_new",
+        "race",
+        "Sij",
+    ),
+    Fault(
+        "scores past the end of the tile",
+        FA2,
+        "e < Br * Bc; e += blockDim.x) {\n            const int r = e / Bc, c = e % Bc;",
+        "e <= Br * Bc; e += blockDim.x) {\n            const int r = e / Bc, c = e % Bc;",
+        "bounds",
+        "Qi",
+        at="s += Qi[r][x] * Kj[x][c];",
+    ),
+    Fault(
+        "tail of V not set to 0",
+        FA2,
+        "Vj[c][x] = k < Nk ? V[(long long)k * D + x] : 0.f;",
+        "if (k < Nk) Vj[c][x] = V[(long long)k * D + x];",
+        "unwritten",
+        "Vj",
+        at="o += Sij[r][c] * Vj[c][x]",
+    ),
+    Fault(
+        "no tail mask on K",
+        FA2,
+        "Kj[x][c] = k < Nk ? K[(long long)k * D + x] : 0.f;",
+        "Kj[x][c] = K[(long long)k * D + x];",
+        "bounds",
+        "K",
+    ),
+    Fault(
+        "no tail mask on O", FA2, "if (q < Nq) O[(long long)q * D + x] =", "O[(long long)q * D + x] =", "bounds", "O"
+    ),
+    Fault("no tail mask on L", FA2, "if (q < Nq) L[q] =", "L[q] =", "bounds", "L"),
+    Fault(
+        "the last row never stored",
+        FA2,
+        "if (q < Nq) O[(long long)q * D + x] =",
+        "if (q + 1 < Nq) O[(long long)q * D + x] =",
+        "missing",
+        "O",
+    ),
+    Fault(
+        "all blocks store their first row",
+        FA2,
+        "const int q = i * Br + r;\n        if (q < Nq) O",
+        "const int q = r;\n        if (q < Nq) O",
+        "blocks",
+        "O",
+        at="if (q < Nq) O",
+    ),
+    Fault("mi never set", FA2, "        mi[r] = -INFINITY;\n", "", "unwritten", "mi", at="float m_new = mi[r];"),
+    Fault("another thread's row", FA2, "float m_new = mi[r];", "float m_new = mi[(r + 1) % Br];", "race", "mi"),
+    Fault(
+        "a loop that stands still",
+        FA2,
+        "for (int j = 0; j < tiles; ++j) {",
+        "for (int j = 0; j < tiles; j += 0) {",
+        "endless",
+        until="TRACE(store_o, i);",
+    ),
+    Fault("a wild pointer", FA2, "Qi[r][x] = q < Nq ? Q[", "Qi[r][x] = q < Nq ? Q[4000000000000LL + ", "wild"),
+    Fault("a null pointer", FA2, "li[r] = 0.f;\n", "*(volatile float*)nullptr = 0.f;\n", "wild"),
+    Fault(
+        "division by a count of zero",
+        FA2,
+        "const int h_kv = h / (Hq / Hkv);",
+        "const int h_kv = h / (Hq / Hkv - Hq / Hkv);",
+        "crash",
+    ),
+    # ---- FlashAttention-1
+    Fault(
+        "Oi loaded from the next rows",
+        FA1,
+        "Oi[r][x] = q < Nq ? O[(long long)q * D + x] : 0.f;",
+        "Oi[r][x] = q + 1 < Nq ? O[(long long)(q + 1) * D + x] : 0.f;",
+        "race",
+        "O",
+    ),
+    Fault("m not set in HBM", FA1, "if (q < Nq) m[q] = -INFINITY;", ";", "unwritten", "m", at="mi[r] = q < Nq ? m[q]"),
+    Fault(
+        "a write to Q",
+        FA1,
+        "Qi[r][x] = q < Nq ? Q[(long long)q * D + x] : 0.f;",
+        "if (q < Nq) Qi[r][x] = ((float*)Q)[(long long)q * D + x] *= scale;",
+        "input",
+        "Q",
+    ),
+    Fault(
+        "heads that share O",
+        FA1,
+        "O += ((long long)b * Hq + h) * Nq * D;",
+        "O += (long long)b * Hq * Nq * D;",
+        "blocks",
+        "O",
+        at="if (q < Nq) O[(long long)q * D + e % D] = 0.f;",
+    ),
+    Fault("l stored past Nq", FA1, "if (q < Nq) l[q] = li[r];", "l[q] = li[r];", "bounds", "l"),
+    Fault(
+        "accumulate reads the scores' column",
+        FA1,
+        "o += Sij[r][c] * Vj[c][x];",
+        "o += Sij[r][c] * Vj[c + 1][x];",
+        "bounds",
+        "Vj",
+    ),
+    # ---- flash decoding
+    Fault(
+        "splits that overlap",
+        FD,
+        "Os += part * rows * D;",
+        "Os += head * rows * D;",
+        "blocks",
+        "Os",
+        at="Os[e] = l[r] == 0.f",
+    ),
+    Fault(
+        "an empty split that writes nothing",
+        FD,
+        "TRACE(store_partial, s);",
+        "TRACE(store_partial, s);\n    if (first == last) return;",
+        "missing",
+        "Os",
+    ),
+    Fault(
+        "weights by one thread for others' rows",
+        FD,
+        "__syncthreads();  // the weights",
+        ";  //",
+        "race",
+        "w",
+        at="o[r][x] += w[r][s]",
+    ),
+    Fault(
+        "one split too many",
+        FD,
+        "for (int s = 0; s < Splits; ++s) {\n        TRACE(load_o, s);",
+        "for (int s = 0; s <= Splits; ++s) {\n        TRACE(load_o, s);",
+        "bounds",
+        "Os",
+        at="os[e / D][e % D] = Os[",
+    ),
+    Fault(
+        "a barrier in the tiles' loop of some splits",
+        FD,
+        "const int k = j * Bc + c;              // row of K",
+        "if (c == 3) __syncthreads(); const int k = j * Bc + c;  //",
+        "barrier",
+    ),
+    # ---- online softmax
+    Fault(
+        "fold reads past the tile",
+        OS,
+        "part[e] = Join::of(part[e], part[e + half]);",
+        "part[e] = Join::of(part[e], part[e + half + 1]);",
+        "bounds",
+        "part",
+    ),
+    Fault("a tail that is not masked", OS, "xi[e] = n < N ? x[n] : -INFINITY;", "xi[e] = x[n];", "bounds", "x"),
+    Fault("y of one row too many", OS, "if (n < N) y[n] = pi[e];", "y[n] = pi[e];", "blocks", "y"),
+    Fault("rescale by all threads", OS, "if (threadIdx.x == 0) d[0] *= c[0];", "d[0] *= c[0];", "race", "d"),
+    # ---- standard attention
+    Fault(
+        "half of the lanes shuffle",
+        SA,
+        "for (int far = 16; far; far /= 2) m = ",
+        "for (int far = 16; far; far /= 2) if (lane < 20) m = ",
+        "warp",
+        "__shfl_xor_sync",
+    ),
+    Fault(
+        "a lane leaves before the shuffle",
+        SA,
+        "float m = -INFINITY;",
+        "if (lane > 28) return;\n        float m = -INFINITY;",
+        "warp",
+        "__shfl_xor_sync",
+        at="m = fmaxf(m, __shfl",
+    ),
+    Fault(
+        "rows past Nq are read",
+        SA,
+        "k < Nk && q < Nq; k += 32) Si[r][k] = S[",
+        "k < Nk; k += 32) Si[r][k] = S[",
+        "bounds",
+        "S",
+    ),
+    Fault("keys past Nk are stored", SA, "if (q < Nq && k < Nk) S[", "if (q < Nq) S[", "blocks", "S"),
+    Fault(
+        "an assert that fails",
+        SA,
+        "    TRACE(init_o, i); ",
+        "    if (Nk > 40) __trap();\n    TRACE(init_o, i); ",
+        "trap",
+        at="__trap()",
+    ),
+    Fault("O from a neighbour's sum", SA, "Oi[r][x] = o;", "atomicAdd(&Oi[0][0], o); Oi[r][x] = o;", "race", "Oi"),
+]

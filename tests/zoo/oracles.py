@@ -1,0 +1,144 @@
+"""What each kernel must answer, in float64, and random sizes for it. A new kernel joins by a line in ORACLES."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from programs.oracle import attention
+
+from flashviz.checks.kernel_cases import Case, fits, make_plan
+from flashviz.cuda.launching import Plan
+from flashviz.cuda.sources import KernelSource, find, folders
+
+Arguments = Mapping[str, Any]
+Outputs = dict[str, np.ndarray]
+
+
+def attention_of(a: Arguments) -> tuple[np.ndarray, np.ndarray]:
+    return attention(a["Q"], a["K"], a["V"], scale=float(a["scale"]), causal=bool(a["causal"]))
+
+
+def flash_attention_1(a: Arguments) -> Outputs:
+    """m and l alone depend on nothing but the row: m is the largest score seen, l = e^(L - m)."""
+    O, L = attention_of(a)
+    scores = np.einsum("bhid,bhjd->bhij", *(np.asarray(x, np.float64) for x in (a["Q"], grouped(a["K"], a)))) * float(
+        a["scale"]
+    )
+    if a["causal"]:
+        nq, nk = scores.shape[-2:]
+        scores[..., np.arange(nk)[None] > np.arange(nq)[:, None] + nk - nq] = -np.inf
+    m = scores.max(-1)
+    return {"O": O, "m": m, "l": np.where(np.isneginf(L), 0.0, np.exp(L - np.where(np.isneginf(m), 0, m)))}
+
+
+def flash_attention_2(a: Arguments) -> Outputs:
+    O, L = attention_of(a)
+    return {"O": O, "L": L}
+
+
+def flash_decoding_split(a: Arguments, Bc: int) -> Outputs:
+    """Attention over each split's own keys; a split without keys gives O = 0 and L = -inf."""
+    splits, tiles = int(a["splits"]), -(-int(a["Nk"]) // Bc)
+    each = -(-tiles // splits)
+    Os, Ls = np.zeros(a["Os"].shape), np.full(a["Ls"].shape, -np.inf)
+    for s in range(splits):
+        keys = np.arange(int(a["Nk"]))
+        mine = (keys >= s * each * Bc) & (keys < (s + 1) * each * Bc)
+        if mine.any():
+            mask = np.broadcast_to(mine, (*a["Q"].shape[:-1], len(keys)))
+            Os[s], Ls[s] = attention(
+                a["Q"], a["K"], a["V"], scale=float(a["scale"]), causal=bool(a["causal"]), mask=mask
+            )
+    return {"Os": Os, "Ls": Ls}
+
+
+def flash_decoding_combine(a: Arguments) -> Outputs:
+    Os, Ls = (np.asarray(a[name], np.float64) for name in ("Os", "Ls"))
+    m = Ls.max(0)
+    w = np.exp(Ls - m)
+    return {"O": (w[..., None] * Os).sum(0) / w.sum(0)[..., None], "L": m + np.log(w.sum(0))}
+
+
+def softmax(x: Any) -> np.ndarray:
+    e = np.exp(np.asarray(x, np.float64) - np.max(x, -1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def standard_scores(a: Arguments) -> Outputs:
+    q, k = (np.asarray(x, np.float64) for x in (a["Q"], grouped(a["K"], a)))
+    s = q @ k.swapaxes(-1, -2) * float(a["scale"])
+    if a["causal"]:
+        nq, nk = s.shape[-2:]
+        s[..., np.arange(nk)[None] > np.arange(nq)[:, None] + nk - nq] = -np.inf
+    return {"S": s}
+
+
+def grouped(k: Any, a: Arguments) -> np.ndarray:
+    return np.repeat(k, int(a["Hq"]) // int(a["Hkv"]), axis=1)
+
+
+def standard_values(a: Arguments) -> Outputs:
+    return {"O": np.asarray(a["P"], np.float64) @ np.asarray(grouped(a["V"], a), np.float64)}
+
+
+ORACLES: dict[str, Callable[..., Outputs]] = {
+    "flash_attention_1": flash_attention_1,
+    "flash_attention_2": flash_attention_2,
+    "flash_decoding_split": flash_decoding_split,
+    "flash_decoding_combine": flash_decoding_combine,
+    "safe_softmax": lambda a: {"y": softmax(a["x"])},
+    "online_softmax": lambda a: {"y": softmax(a["x"])},
+    "fused_softmax": lambda a: {"o": softmax(a["x"]) @ np.asarray(a["V"], np.float64)},
+    "standard_scores": standard_scores,
+    "standard_softmax": lambda a: {"P": softmax(a["S"])},
+    "standard_values": standard_values,
+}
+# Template values that an oracle needs besides the arguments.
+NEEDS = {"flash_decoding_split": ("Bc",)}
+
+
+def files() -> list[str]:
+    """The kernel files, by name."""
+    return sorted(path.stem for folder in folders() for path in folder.glob("*.cu"))
+
+
+def kernels() -> list[tuple[str, str]]:
+    """Every kernel of every file: (file, function)."""
+    return [(file, function) for file in files() for function in find(file).kernels]
+
+
+def expected(source: KernelSource, case: Case, arguments: Arguments) -> Outputs:
+    more = {name: case.template[name] for name in NEEDS.get(source.header.kernel, ())}
+    return ORACLES[source.header.kernel](arguments, **more)
+
+
+def random_cases(file: str, function: str, count: int, seed: int, instances: int = 3) -> Iterator[tuple[Case, Plan]]:
+    """Launches of random sizes that satisfy the kernel's @require lines, over its instantiations that need least shared memory."""
+    source = find(file, function)
+    rng = np.random.default_rng(seed)
+    templates = sorted(source.header.instances or ({},), key=source.shared_bytes)[:instances]
+    made = 0
+    for attempt in range(200 * count):
+        template = templates[attempt % len(templates)]
+        shape = {name: random_size(name, rng) for name in source.header.shapes[0]}
+        if "Hq" in shape and "Hkv" in shape:
+            shape["Hq"] = shape["Hkv"] * int(rng.integers(1, 4))
+        if "Br" in template and rng.random() < 0.5:  # few queries, for those that hold all of them in one tile
+            shape = {name: int(rng.integers(1, 4)) if name == "Nq" else value for name, value in shape.items()}
+        if not fits(source, template, shape):
+            continue
+        case = Case(function, template, shape)
+        yield case, make_plan(source.path, case, seed=seed + attempt)
+        made += 1
+        if made == count:
+            return
+    raise AssertionError(f"{file}, {function}: only {made} of {count} random sizes satisfy its @require lines")
+
+
+def random_size(name: str, rng: np.random.Generator) -> int:
+    low, high = {"B": (1, 2), "Hq": (1, 3), "Hkv": (1, 2), "R": (1, 3), "causal": (0, 1), "splits": (1, 6)}.get(
+        name, (1, 70)
+    )
+    return int(rng.integers(low, high + 1))

@@ -1,0 +1,83 @@
+"""A16: in every kernel, each `__syncthreads()` deleted in turn is reported as a race, with the right lines."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from zoo.oracles import files, kernels
+
+from flashviz.checks.kernels import check
+from flashviz.cuda import cpu, find
+from flashviz.cuda.sources import blank_comments
+
+if not cpu.status().usable:
+    pytest.skip("no C++ compiler is here: pip install ziglang", allow_module_level=True)
+
+BARRIER = re.compile(r"__syncthreads\(\);")
+FUNCTION = re.compile(r"^(?:__global__|__device__|template)\b", re.M)
+
+
+def barriers(file: str) -> list[int]:
+    """Lines of the barriers of a kernel file, from 1."""
+    code = blank_comments(find(file).text)
+    return [code.count("\n", 0, match.start()) + 1 for match in BARRIER.finditer(code)]
+
+
+def every_barrier() -> list[tuple[str, int]]:
+    return [(file, number) for file in files() for number in range(len(barriers(file)))]
+
+
+def without(file: str, line: int) -> str:
+    lines = find(file).text.splitlines()
+    assert BARRIER.search(lines[line - 1])
+    lines[line - 1] = BARRIER.sub(";", lines[line - 1])
+    return "\n".join(lines)
+
+
+def region_before(file: str, number: int) -> tuple[int, int]:
+    """The lines that this barrier closes: from the barrier before it, in the same function. In a helper, the whole function."""
+    code, lines = blank_comments(find(file).text), barriers(file)
+    starts = [code.count("\n", 0, match.start()) + 1 for match in FUNCTION.finditer(code)]
+    line = lines[number]
+    begin = max(start for start in starts if start < line)
+    end = min([start for start in starts if start > line], default=len(code.splitlines()) + 1)
+    head = "\n".join(code.splitlines()[begin - 1 : line])
+    if "__global__" not in head:
+        return begin, end
+    return max([begin, *(other for other in lines if begin < other < line)]), line
+
+
+def deleting_is_caught(file: str, number: int, tmp_path: Path) -> None:
+    line = barriers(file)[number]
+    path = tmp_path / f"{file}.cu"
+    path.write_text(without(file, line), encoding="utf-8")
+    report = check(path, answers=False)
+    assert report.problem == ""
+    races = [finding for finding in report.findings if finding.kind == "race"]
+    assert races, report
+    first, last = region_before(file, number)
+    helper = last > line
+    for race in races:
+        inside = [any(first <= at <= last for _, at in places) for places in race.places]
+        # One of the two is what the barrier closed, the other is not; in a helper, at least one is in it or called from it.
+        assert any(inside), (line, race)
+        assert helper or not all(inside), (line, race)
+        assert race.array in find(file, race.case.split("<")[0].split(" ")[0]).parts, race
+
+
+@pytest.mark.parametrize("number", range(len(barriers("flash_attention_2"))))
+def test_deleting_a_barrier_is_caught(number: int, tmp_path: Path) -> None:
+    deleting_is_caught("flash_attention_2", number, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("file", "number"), [pair for pair in every_barrier() if pair[0] != "flash_attention_2"])
+def test_deleting_any_barrier_is_caught(file: str, number: int, tmp_path: Path) -> None:
+    deleting_is_caught(file, number, tmp_path)
+
+
+def test_the_barriers_are_found() -> None:
+    assert len(every_barrier()) >= 20
+    assert {file for file, _ in every_barrier()} == {file for file, _ in kernels()}
