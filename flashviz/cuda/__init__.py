@@ -103,7 +103,8 @@ def launch(
         raise LaunchError(f'device="{device}": kernels run on "gpu" and "cpu".')
     on = cpu.run if device == "cpu" else run
     found = status() if device == "gpu" else None
-    ready = plan(kernel, args, found.limits if found and found.usable else None)
+    limits = found.limits if found and found.usable else cpu.LIMITS if device == "cpu" else None
+    ready = plan(kernel, args, limits)
     watch = watched()
     if trace is False and watch is None:
         return on(ready, poison=poison, repeat=repeat)

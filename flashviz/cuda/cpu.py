@@ -24,7 +24,7 @@ from flashviz.cuda.cpu_build import INSTALL, CpuUnavailableError, HostCompileErr
 from flashviz.cuda.cpu_faults import MEANING, sentence
 from flashviz.cuda.cpu_library import ORDERS, CpuLibrary, Outcome, load
 from flashviz.cuda.gpu import KernelError, Launched, Times
-from flashviz.cuda.launching import Plan
+from flashviz.cuda.launching import Limits, Plan
 from flashviz.cuda.signatures import is_array
 
 __all__ = [
@@ -37,6 +37,8 @@ __all__ = [
     "run",
     "status",
 ]
+
+LIMITS = Limits(name="an H100")  # what the processor allows: as much as any GPU that the kernels are written for
 
 
 @dataclass(frozen=True)
