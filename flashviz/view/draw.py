@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -32,8 +33,16 @@ def blank(dpi: float = 72.0) -> tuple[Figure, Axes]:
     return figure, axes
 
 
+Points = tuple[list[tuple[float, float]], list[Any]]
+
+
 def rect_path(rect: Rect) -> Path:
     """Outline of a rectangle, with the lines between its cells."""
+    return Path(*rect_points(rect))
+
+
+def rect_points(rect: Rect) -> Points:
+    """Vertices and codes of :func:`rect_path`."""
     x, y, w, h = rect.x + rect.dx, rect.y + rect.dy, rect.w, rect.h * rect.grow
     points = [(x, y), (x + w, y), (x + w, y + h), (x, y + h), (x, y)]
     codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY]
@@ -44,10 +53,10 @@ def rect_path(rect: Rect) -> Path:
     for c in range(1, columns):
         points += [(x + w * c / columns, y), (x + w * c / columns, y + h)]
         codes += [Path.MOVETO, Path.LINETO]
-    return Path(points, codes)
+    return points, codes
 
 
-def hatch_path(rect: Rect, spacing: float = 0.15) -> Path:
+def hatch_points(rect: Rect, spacing: float = 0.15) -> Points:
     """Diagonal lines inside a rectangle, clipped by arithmetic: the same in every renderer. They grow with it."""
     x, y = rect.x + rect.dx, rect.y + rect.dy
     points, codes = [], []
@@ -55,7 +64,7 @@ def hatch_path(rect: Rect, spacing: float = 0.15) -> Path:
         for a in (max(0.0, offset - rect.h), min(rect.w, offset)):
             points.append((x + a, y + (offset - a) * rect.grow))
         codes += [Path.MOVETO, Path.LINETO]
-    return Path(points or [(x, y)], codes or [Path.MOVETO])
+    return points or [(x, y)], codes or [Path.MOVETO]
 
 
 def line_ends(line: Line) -> tuple[tuple[float, float], tuple[float, float]]:
@@ -89,7 +98,7 @@ def _rect(rect: Rect) -> list[Artist]:
         width = rect.width if rect.stroke else 0.0
         out.append(PathPatch(rect_path(rect), facecolor=face, edgecolor=edge, linewidth=width, joinstyle="miter"))
     if rect.hatched and rect.grow > 0:
-        out.append(PathPatch(hatch_path(rect), facecolor="none", edgecolor=HATCH, linewidth=0.7))
+        out.append(PathPatch(Path(*hatch_points(rect)), facecolor="none", edgecolor=HATCH, linewidth=0.7))
     return out
 
 

@@ -19,7 +19,7 @@ from flashviz.view.palette import GROUND, OUTLINE, STALE, TEXT
 from flashviz.view.paths import Paths, add_all
 from flashviz.view.scene import scene
 from flashviz.view.shapes import Shape
-from flashviz.view.svg import css_id, fragment, tween_css
+from flashviz.view.svg import FAMILY, css_id, fragment, tween_css
 from flashviz.view.text import clean
 
 TWEEN_S, PAUSE_S = 0.9, 0.5
@@ -68,7 +68,7 @@ def movie_svg(recording: Recording, steps: Sequence[int], prefix: str = "fv") ->
     still = "@media (prefers-reduced-motion:reduce){*{animation:none!important}}"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH:g} {HEIGHT:g}" width="{WIDTH:g}" '
-        f'height="{HEIGHT:g}" role="img"><title>{css_title(recording)}</title><style>{"".join(css)}{still}</style>'
+        f'height="{HEIGHT:g}" font-family="{FAMILY}" role="img"><title>{css_title(recording)}</title><style>{"".join(css)}{still}</style>'
         f'<defs>{defs}</defs><rect width="100%" height="100%" rx="6" fill="{GROUND}"/>{"".join(groups)}</svg>\n'
     )
 

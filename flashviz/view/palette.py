@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 TEXT = "#27272a"
 OUTLINE = "#3f3f46"
@@ -54,6 +55,7 @@ def hue_of(tensor: str, others: tuple[str, ...] = ()) -> Hue:
     return OTHERS[others.index(tensor) % len(OTHERS)] if tensor in others else OTHERS[-1]
 
 
+@lru_cache(maxsize=1024)
 def fill_of(hue: Hue, level: int, levels: int) -> str:
     """Fill after ``level`` of ``levels`` updates: equal steps from light to dark, dark where there is one update.
 
@@ -83,6 +85,7 @@ def contrast(a: str, b: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
+@lru_cache(maxsize=1024)
 def text_on(fill: str) -> str:
     """The colour of text on a fill: dark, or light where dark has a contrast below 4.5."""
     return TEXT if contrast(TEXT, fill) >= 4.5 else GROUND

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -15,7 +16,7 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.path import Path
 from matplotlib.textpath import text_to_path
 
-from flashviz.view.draw import FONT, hatch_path, line_ends, rect_path
+from flashviz.view.draw import FONT, hatch_points, line_ends, rect_points
 from flashviz.view.palette import HATCH, TEXT
 from flashviz.view.shapes import Line, Rect, Shape, Text
 from flashviz.view.text import UNIT
@@ -42,22 +43,28 @@ class Paths:
         """Add a shape as it is now, its origin at (x, y)."""
         if isinstance(shape, Rect):
             if shape.grow > 0 and (shape.fill or shape.stroke):
-                self.path(rect_path(shape), shape.fill, shape.stroke, shape.width if shape.stroke else 0, x, y)
+                self.path(*rect_points(shape), shape.fill, shape.stroke, shape.width if shape.stroke else 0, x, y)
             if shape.grow > 0 and shape.hatched:
-                self.path(hatch_path(shape), None, HATCH, 0.7, x, y)
+                self.path(*hatch_points(shape), None, HATCH, 0.7, x, y)
         elif isinstance(shape, Line):
-            self.path(Path(list(line_ends(shape))), None, shape.stroke, shape.width, x, y)
+            self.path(list(line_ends(shape)), None, None, shape.stroke, shape.width, x, y)
         elif isinstance(shape, Text):
             self.text(shape.x + shape.dx + x, shape.y + shape.dy + y, shape.text, shape.size, shape.fill)
         else:
             raise TypeError(f"cannot draw a {type(shape).__name__}")
 
     def path(
-        self, path: Path, face: str | None, edge: str | None, width: float, x: float = 0.0, y: float = 0.0
+        self,
+        vertices: Any,
+        codes: Any,
+        face: str | None,
+        edge: str | None,
+        width: float,
+        x: float = 0.0,
+        y: float = 0.0,
     ) -> None:
         """Add a path, its origin at (x, y); ``width`` in points."""
-        moved = Path(path.vertices + np.array([x, y]), path.codes) if x or y else path
-        self.paths.append(moved)
+        self.paths.append(Path(np.asarray(vertices) + np.array([x, y]), codes))
         self.faces.append(face or "none")
         self.edges.append(edge or "none")
         self.widths.append(width * self.scale)
@@ -70,7 +77,7 @@ class Paths:
             if path is not None:
                 down = (n - (len(lines) - 1) / 2) * size * 1.2 / UNIT
                 vertices = (path.vertices - np.array([middle, 0.36])) * (size / UNIT)
-                self.path(Path(vertices, path.codes), color, None, 0, x, y - down)
+                self.path(vertices, path.codes, color, None, 0, x, y - down)
 
     def draw(self, axes: Axes) -> PathCollection:
         """Add everything to axes as one collection."""

@@ -7,6 +7,7 @@ what differs between t = 0 and t = 1 (an offset, a fill that has grown) is the t
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 from flashviz.events import Step
@@ -224,7 +225,7 @@ class _Painter:
         box = self.layout.boxes[slot.name]
         if not box.hidden:
             x, y = box.x - box.w / 2, box.y - box.h / 2
-            self.hovers.append(Hover(f"{slot.name}.hover", x, y, box.w, box.h, printable(hover_text(slot, content))))
+            self.hovers.append(Hover(f"{slot.name}.hover", x, y, box.w, box.h, _hover_text(slot, content)))
 
 
 def numbers_in(box: Box, slot: Slot, content: Content) -> list[tuple[str, float, float]]:
@@ -244,3 +245,8 @@ def numbers_in(box: Box, slot: Slot, content: Content) -> list[tuple[str, float,
 def _fraction(shape: tuple[int, ...], of: tuple[int, ...], axis: int) -> float:
     """Which part of a slot a tile covers along an axis."""
     return min(shape[axis] / of[axis], 1.0) if len(shape) > axis < len(of) and of[axis] else 1.0
+
+
+@lru_cache(maxsize=4096)
+def _hover_text(slot: Slot, content: Content | None) -> str:
+    return printable(hover_text(slot, content))
