@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
+import nbconvert
+import nbformat
 import pytest
 from playing import VIEW, made
 from playwright.sync_api import expect
@@ -63,12 +64,33 @@ def test_the_chapter_played(both: Any, root: Path, run: Any) -> None:
     expect(explorer.locator(".fv-player")).to_have_count(1)
     file = both.save(page)
     quiet(both)
-    notebook = json.loads(file.read_text())
+    notebook = nbformat.read(file, 4)
     assert "widgets" not in notebook["metadata"]
     outputs = [o["data"] for c in notebook["cells"] for o in c.get("outputs", []) if VIEW in o.get("data", {})]
     assert len(outputs) == 3, "two players and the explorer"
     assert all(data["image/png"] and data["text/plain"] for data in outputs)
     assert file.stat().st_size < 1_500_000
+    if both.kind == "lab":
+        seen_elsewhere(both, notebook)
+
+
+def seen_elsewhere(lab: Any, notebook: Any) -> None:
+    """D07: what a saved chapter shows where its widgets do not exist: on another machine, and on a static viewer.
+
+    Another machine does not trust the file, so JupyterLab takes the picture. (Its own reader, who opens it again with a
+    new kernel, is told by JupyterLab to run the cell: "model not found".)
+    """
+    lab.close()
+    page_text, _ = nbconvert.HTMLExporter().from_notebook_node(notebook)
+    assert page_text.count('<img alt="No description has been provided for this image"') == 3
+    assert "widget-view+json" not in page_text.split("<body")[1]
+    notebook["cells"][0]["source"] += " "
+    file = lab.server.root / "elsewhere.ipynb"
+    nbformat.write(notebook, file)
+    page = lab.open(file)
+    expect(page.locator(".jp-OutputArea-output img")).to_have_count(3)
+    expect(page.locator(".jp-OutputArea-output").filter(has_text=re.compile("widget", re.I))).to_have_count(0)
+    quiet(lab)
 
 
 SLOW = """
