@@ -214,7 +214,7 @@ def decode(plan: Plan, records: np.ndarray, regions: np.ndarray, device: str) ->
 
 def _actions(name: str, names: dict[int, str], records: np.ndarray, end: int) -> tuple[Action, ...]:
     rows = records.tolist()
-    ends = [row[6] for row in rows[1:]] + [end]
+    ends = [*(row[6] for row in rows), end][1:]  # an action ends where the next begins
     actions = []
     for (number, role, tiles, multiprocessor, first, second, start), until in zip(rows, ends, strict=True):
         if number not in names or not 1 <= tiles <= 2 or role >= len(ROLES):
