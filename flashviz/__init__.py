@@ -30,10 +30,17 @@ _WHERE = {
     "FlashAttention1": "programs.flash_attention_1",
     "flash_attention_2": "programs.flash_attention_2",
     "FlashAttention2": "programs.flash_attention_2",
+    "flash_attention_2_rope": "programs.flash_attention_2_rope",
+    "FlashAttention2Rope": "programs.flash_attention_2_rope",
     "flash_decoding": "programs.flash_decoding",
     "FlashDecoding": "programs.flash_decoding",
     "standard_attention": "programs.standard_attention",
     "StandardAttention": "programs.standard_attention",
+    "rope": "programs.rope",
+    "rope_pairs": "programs.rope",
+    "rope_tables": "programs.angles",
+    "Rope": "programs.rope",
+    "RopeRun": "programs.rope",
     "Run": "programs.base",
     "Program": "programs.base",
     "action": "programs.base",
@@ -73,6 +80,7 @@ if TYPE_CHECKING:
     from flashviz.files import load as load
     from flashviz.measurements import measured as measured
     from flashviz.player import play as play
+    from flashviz.programs.angles import rope_tables as rope_tables
     from flashviz.programs.base import Program as Program
     from flashviz.programs.base import Run as Run
     from flashviz.programs.base import action as action
@@ -81,11 +89,17 @@ if TYPE_CHECKING:
     from flashviz.programs.flash_attention_1 import flash_attention_1 as flash_attention_1
     from flashviz.programs.flash_attention_2 import FlashAttention2 as FlashAttention2
     from flashviz.programs.flash_attention_2 import flash_attention_2 as flash_attention_2
+    from flashviz.programs.flash_attention_2_rope import FlashAttention2Rope as FlashAttention2Rope
+    from flashviz.programs.flash_attention_2_rope import flash_attention_2_rope as flash_attention_2_rope
     from flashviz.programs.flash_decoding import FlashDecoding as FlashDecoding
     from flashviz.programs.flash_decoding import flash_decoding as flash_decoding
     from flashviz.programs.online_softmax import OnlineSoftmax as OnlineSoftmax
     from flashviz.programs.online_softmax import SoftmaxRun as SoftmaxRun
     from flashviz.programs.online_softmax import online_softmax as online_softmax
+    from flashviz.programs.rope import Rope as Rope
+    from flashviz.programs.rope import RopeRun as RopeRun
+    from flashviz.programs.rope import rope as rope
+    from flashviz.programs.rope import rope_pairs as rope_pairs
     from flashviz.programs.standard_attention import StandardAttention as StandardAttention
     from flashviz.programs.standard_attention import standard_attention as standard_attention
     from flashviz.programs.stored import stored as stored

@@ -61,3 +61,26 @@ def normalise(acc: np.ndarray, m: np.ndarray, l: np.ndarray) -> tuple[np.ndarray
     seen = l > 0
     safe = np.where(seen | np.isnan(l), l, np.float32(1))
     return acc / safe[:, None], m + np.log(safe)
+
+
+def rope(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
+    """Rotary embedding, rotate-half form (Su and others, arXiv 2104.09864): GPT-NeoX, Hugging Face's LLaMA.
+
+    Args:
+        x: rows [R, d].
+        cos, sin: of each row's angles [R, pairs], 2 · pairs ≤ d.
+
+    Returns:
+        [a cos - b sin, b cos + a sin] for the halves a, b of the first 2 · pairs elements; those after them unchanged.
+    """
+    pairs = cos.shape[1]
+    a, b = x[:, :pairs], x[:, pairs : 2 * pairs]
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin, x[:, 2 * pairs :]], axis=1)
+
+
+def rope_pairs(x0: np.ndarray, x1: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rotary embedding, interleaved form: GPT-J, llama.cpp by default.
+
+    ``x0`` and ``x1`` [R, pairs] are the even and the odd elements of each row: ``x[:, 0::2]`` and ``x[:, 1::2]``.
+    """
+    return x0 * cos - x1 * sin, x1 * cos + x0 * sin
