@@ -190,10 +190,10 @@ class FlashAttention1(Program):
     def store_o(self, j: int, i: int) -> None:
         """Back to HBM: the slots are needed for the next row block."""
         r, a, head = self.r, self.a, self.head
-        r.move([self.Oi, self.mi, self.li], [self.O[head][i], self.m[head][i], self.l[head][i]])
+        held = [self.rows_of(slot, i) for slot in (self.Oi, self.mi, self.li)]
+        r.move([self.Oi, self.mi, self.li], [self.O[head][i], self.m[head][i], self.l[head][i]], values=held)
         rows = slice(i * a.Br, min((i + 1) * a.Br, a.Nq))
-        for array, slot in ((self.output, self.Oi), (self.maximum, self.mi), (self.denominator, self.li)):
-            array[head][rows] = self.rows_of(slot, i)
+        self.output[head][rows], self.maximum[head][rows], self.denominator[head][rows] = held
 
     def bound(self) -> float:
         """What rounding may change: see :meth:`Attention.bound`."""

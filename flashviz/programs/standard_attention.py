@@ -176,7 +176,8 @@ class StandardAttention(Program):
     @action("write Sij")
     def store_s(self, j: int) -> None:
         """Every score goes to HBM."""
-        self.r.move(self.Sij, self.S[self.head][self.i][j])
+        tile = self.S[self.head][self.i][j]
+        self.r.move(self.Sij, tile, values=self.rows_of(self.Sij)[:, : tile.shape[1]])
 
     # -- P = softmax(S)
 
@@ -202,7 +203,7 @@ class StandardAttention(Program):
     @action("write Pi")
     def store_p(self) -> None:
         """The probabilities go to HBM."""
-        self.r.move(self.Si, self.P[self.head][self.i])
+        self.r.move(self.Si, self.P[self.head][self.i], values=[self.rows_of(slot) for slot in self.Si])
 
     # -- O = P V
 
@@ -234,7 +235,7 @@ class StandardAttention(Program):
     @action("write Oi")
     def store_o(self) -> None:
         """The output, once."""
-        self.r.move(self.Oi, self.O[self.head][self.i])
+        self.r.move(self.Oi, self.O[self.head][self.i], values=self.rows_of(self.Oi))
         self.output[self.head][self.i * self.a.Br :][: self.rows] = self.rows_of(self.Oi)
 
     def enter(self, kernel: str, block: Block) -> None:

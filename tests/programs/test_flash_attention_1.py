@@ -355,6 +355,7 @@ def test_the_same_call_gives_the_same_recording_and_a_readers_loop_too(two_by_tw
 @given(st.sets(st.sampled_from(("init_o", *OUTER, *LOOP))), st.integers(1, 7), st.integers(1, 7), st.booleans())
 @example({"init_o"}, 3, 2, True)
 @example({"load_o"}, 3, 4, False)
+@example({"load_o", "softmax"}, 2, 1, False)
 @settings(max_examples=60)
 def test_an_action_left_out_is_seen_and_never_crashes(left_out, Br, Bc, masked):
     rng = np.random.default_rng(0)

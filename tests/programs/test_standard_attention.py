@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import flashviz as fv
@@ -120,3 +120,37 @@ def test_errors_of_a_readers_loop():
     sa.begin(0)
     with pytest.raises(IndexError, match="K has tiles 0 to 1, not 2"):
         sa.load_k(2)
+
+
+@given(st.sets(st.sampled_from(fv.StandardAttention.action_names())), st.integers(1, 7), st.integers(1, 7))
+@example({"scores", "softmax", "init_o", "accumulate"}, 3, 4)
+@example({"load_s"}, 2, 2)
+@settings(max_examples=60)
+def test_an_action_left_out_is_seen_and_never_crashes(left_out, Br, Bc):
+    sa = fv.StandardAttention(*np.random.default_rng(0).normal(size=(3, 5, 3)), Br=Br, Bc=Bc)
+
+    def perform(*names, j=()):
+        for name in names:
+            if name not in left_out:
+                getattr(sa, name)(*j)
+
+    for kernel, first, loop, last in (
+        (KERNELS[0], ["load_q"], ["load_k", "scores", "store_s"], []),
+        (KERNELS[1], ["load_s", "softmax", "store_p"], [], []),
+        (KERNELS[2], ["init_o"], ["load_p", "load_v", "accumulate"], ["store_o"]),
+    ):
+        sa.launch(kernel)
+        for i in range(sa.Tr):
+            sa.begin(i)
+            perform(*first)
+            for j in range(sa.Tc):
+                perform(*loop, j=(j,))
+            perform(*last)
+    findings = {f.slot for f in sa.run().recording.findings}
+    for make, use, slot in (
+        *(("load_q", "scores", "Qi"), ("load_k", "scores", "Kj"), ("scores", "store_s", "Sij")),
+        *(("store_s", "load_s", "S0,0"), ("load_s", "softmax", "Si0"), ("store_p", "load_p", "P0,0")),
+        *(("load_p", "accumulate", "Pij"), ("load_v", "accumulate", "Vj"), ("init_o", "accumulate", "Oi")),
+    ):
+        if make in left_out and use not in left_out:
+            assert slot in findings
