@@ -171,8 +171,9 @@ def build(assembled: str, instances: Sequence[str], *, check: bool = False, defi
     names = ("cuda.hpp", "runtime.hpp", "state.hpp", "switch.hpp", "runtime.cpp", "checks.cpp", "windows.c")
     runtime = "\0".join((host / name).read_text(encoding="utf-8") for name in names)
     table = ", ".join(f'fv::kernel<&{name}>("{name}")' for name in instances)
+    macros = "".join(f"#define {' '.join(define.split('=', 1))}\n" for define in defines)
     text = (
-        f'#include "cuda.hpp"\n{rewrite_shared(assembled)}\n#line 1 "flashviz"\n'
+        f'#include "cuda.hpp"\n{macros}{rewrite_shared(assembled)}\n#line 1 "flashviz"\n'
         f"FV_EXPORT fv::Kernel fv_kernels[] = {{{table}}};\n"
     )
     common = [
@@ -186,8 +187,7 @@ def build(assembled: str, instances: Sequence[str], *, check: bool = False, defi
     ]
     common += ["-fno-sanitize=undefined"] if compiler.zig else []
     common += ["-fstack-clash-protection"] if sys.platform == "linux" else []  # no frame jumps over a stack's guard
-    flags = [*common, *(f"-D{define}" for define in defines)]
-    flags += (
+    flags = common + (
         ["-O1", "-g1", "-fsanitize=thread", "-fno-inline", "-fno-optimize-sibling-calls", "-fno-omit-frame-pointer"]
         if check
         else ["-O2"]
