@@ -46,7 +46,6 @@ REGION = np.dtype(
 )
 GUESS = 256
 """Records a block has room for where nobody says how many there will be."""
-_ABSENT = 2**32 - 1
 ROLES = ("",)
 """What the numbers of roles mean: 0 is the block as a whole."""
 
@@ -164,9 +163,7 @@ def watched() -> _Watch | None:
 def buffers(plan: Plan, capacity: int) -> tuple[np.ndarray, np.ndarray]:
     """Records [blocks, capacity] and regions [blocks] for a launch, none of them written."""
     blocks = math.prod(plan.grid)
-    regions = np.zeros(blocks, REGION)
-    regions["count"] = _ABSENT
-    return np.zeros((blocks, max(1, capacity)), RECORD), regions
+    return np.zeros((blocks, max(1, capacity)), RECORD), np.zeros(blocks, REGION)
 
 
 def decode(plan: Plan, records: np.ndarray, regions: np.ndarray, device: str) -> KernelTrace:
@@ -182,7 +179,7 @@ def decode(plan: Plan, records: np.ndarray, regions: np.ndarray, device: str) ->
     name = f"{plan.source.path.name}: {plan.instance}"
     capacity = records.shape[1]
     counts = regions["count"]
-    absent = np.flatnonzero(counts == _ABSENT)
+    absent = np.flatnonzero(regions["begin"] == 0)
     if len(absent):
         raise TraceError(
             f"{name}: {len(absent)} of {len(regions)} blocks wrote no trace, first blockIdx "

@@ -20,7 +20,7 @@ import numpy as np
 
 from flashviz.events import Change, Move, Step
 from flashviz.programs.base import Program
-from flashviz.programs.replay import as_traced, check_outputs, most_actions, replay
+from flashviz.programs.replay import ReplayError, as_traced, check_outputs, most_actions, replay
 from flashviz.recording import Recording
 from flashviz.slots import Block, Slot
 
@@ -80,10 +80,17 @@ def observe(program: P, loops: Callable[[P], None], launch: Callable[[], T]) -> 
 
     with cuda.tracing(most_actions(program, loops), observe=True) as traces:
         given = launch()
-    replay(program, traces)
+    failed: ReplayError | None = None
+    try:
+        replay(program, traces)
+    except ReplayError as error:  # most often since a line names what is not there: say so, if it is
+        failed, program.r.trace = error, None
     result = program.run()  # type: ignore[attr-defined]
     recording = as_traced(result.recording, traces, "cpu")
-    false = [claim for n, trace in enumerate(traces) for claim in _launch_claims(program, recording, n, trace)]
+    done = _performed(recording, complete=failed is None)
+    false = [claim for n, trace in enumerate(traces) for claim in _launch_claims(program, recording, done, n, trace)]
+    if failed and not false:
+        raise failed
     if not false:
         outputs: Any = given if isinstance(given, tuple) else (given,)
         check_outputs(program, outputs, result)
@@ -101,7 +108,22 @@ class _Claim:
     chip_writes: dict[str, int] = field(default_factory=dict)
 
 
-def _launch_claims(program: Program, recording: Recording, launch: int, trace: KernelTrace) -> Iterator[FalseClaim]:
+def _performed(recording: Recording, complete: bool) -> dict[tuple[int, Block], list[Step]]:
+    """The actions that each block performed, in order; without the last one of all where that could not be completed."""
+    steps = [step for step in _actions(recording.steps) if step.block is not None]
+    done: dict[tuple[int, Block], list[Step]] = {}
+    for step in steps if complete else steps[:-1]:
+        done.setdefault((step.launch, step.block or Block()), []).append(step)
+    return done
+
+
+def _launch_claims(
+    program: Program,
+    recording: Recording,
+    done: dict[tuple[int, Block], list[Step]],
+    launch: int,
+    trace: KernelTrace,
+) -> Iterator[FalseClaim]:
     if trace.observed is None:
         return
     plan, accesses = trace.observed.plan, trace.observed.accesses
@@ -112,10 +134,6 @@ def _launch_claims(program: Program, recording: Recording, launch: int, trace: K
     }
     tile_rows = {(s.tensor, s.head): s.shape[0] for s in recording.slots if s.index == (0,)}
     slots = {_chip(slot, set(plan.source.parts)) for slot in recording.slots if not slot.shared_by_grid}
-    steps: dict[Block, list[Step]] = {}
-    for step in _actions(recording.steps):
-        if step.launch == launch and step.block is not None:
-            steps.setdefault(step.block, []).append(step)
     records = accesses.records
     order = np.argsort(records["block"], kind="stable")
     starts = np.searchsorted(records["block"][order], np.arange(len(trace.blocks) + 1))
@@ -126,7 +144,7 @@ def _launch_claims(program: Program, recording: Recording, launch: int, trace: K
         by_action = own[np.argsort(own["ordinal"], kind="stable")]
         edges = np.searchsorted(by_action["ordinal"], np.arange(len(block.actions) + 2))
         yield from look.unnamed(by_action[: edges[1]])
-        for n, (action, step) in enumerate(zip(block.actions, steps.get(block.block, ()), strict=True)):
+        for n, (action, step) in enumerate(zip(block.actions, done.get((launch, block.block), ()), strict=False)):
             claim = _claim_of(program, recording, step, numbers, look.parts, tile_rows)
             yield from look.action(n, action, claim, by_action[edges[n + 1] : edges[n + 2]], numbers)
 

@@ -1,0 +1,100 @@
+"""Every algorithm that has a kernel, small, with random sizes; and kernels with a fault put in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flashviz import cuda
+from flashviz.cuda import sources
+from flashviz.programs import flash_attention_1 as fa1
+from flashviz.programs import flash_attention_2 as fa2
+from flashviz.programs import flash_decoding as decoding
+from flashviz.programs import online_softmax as softmax
+from flashviz.programs import standard_attention as standard
+from flashviz.programs.base import Program
+
+
+@dataclass(frozen=True)
+class Case:
+    """An algorithm: its program on random inputs of random sizes, its loops, and the launch of its kernels."""
+
+    name: str
+    make: Callable[[np.random.Generator], Program]
+    loops: Callable[[Any], None]
+    launch: Callable[[Any], Any]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def qkv(rng: np.random.Generator, Nq: int, Hq: int, Hkv: int, d: int = 8) -> list[np.ndarray]:
+    B, Nk = int(rng.integers(1, 3)), int(rng.integers(1, 22))
+    shapes = (B, Hq, Nq, d), (B, Hkv, Nk, d), (B, Hkv, Nk, d)
+    return [rng.standard_normal(shape, "f4") for shape in shapes]
+
+
+def attention(kind: Any) -> Callable[[np.random.Generator], Program]:
+    def make(rng: np.random.Generator) -> Program:
+        Hq, Hkv = rng.choice([(1, 1), (2, 1), (4, 2)])
+        Br, Bc = rng.choice([(4, 4), (3, 5)])
+        inputs = qkv(rng, int(rng.integers(1, 22)), int(Hq), int(Hkv))
+        return kind(*inputs, Br=int(Br), Bc=int(Bc), causal=bool(rng.integers(2)))  # type: ignore[no-any-return]
+
+    return make
+
+
+def a_decoding(rng: np.random.Generator) -> Program:
+    Hq, Hkv, Nq = (int(n) for n in rng.choice([(2, 2, 1), (4, 2, 2)]))
+    splits = int(rng.choice([1, 3]))
+    return decoding.FlashDecoding(*qkv(rng, Nq, Hq, Hkv), splits=splits, Bc=4, causal=bool(rng.integers(2)))
+
+
+def a_softmax(form: str) -> Callable[[np.random.Generator], Program]:
+    def make(rng: np.random.Generator) -> Program:
+        R, N = int(rng.integers(1, 4)), int(rng.integers(1, 22))
+        V = rng.standard_normal((N, 8), "f4") if form == "fused" else None
+        return softmax.OnlineSoftmax(4 * rng.standard_normal((R, N), "f4"), V, tile=5, form=form)
+
+    return make
+
+
+CASES = (
+    Case("flash_attention_2", attention(fa2.FlashAttention2), fa2.forward, lambda p: fa2.launch_kernel(p.a, "cpu")),
+    Case("flash_attention_1", attention(fa1.FlashAttention1), fa1.forward, lambda p: fa1.launch_kernel(p.a, "cpu")),
+    Case(
+        "standard_attention",
+        attention(standard.StandardAttention),
+        standard.forward,
+        lambda p: standard.launch_kernels(p.a, "cpu"),
+    ),
+    Case("flash_decoding", a_decoding, decoding.forward, lambda p: decoding.launch_kernels(p, "cpu")),
+    *(
+        Case(f"{form}_softmax", a_softmax(form), loops, lambda p: softmax.launch_kernel(p, "cpu"))
+        for form, loops in softmax.LOOPS.items()
+    ),
+)
+BY_NAME = {case.name: case for case in CASES}
+
+
+def change(monkeypatch: pytest.MonkeyPatch, folder: Path, file: str, *edits: tuple[str, str]) -> None:
+    """From here on ``file`` is a copy with each first text, which stands in it once, replaced by the second."""
+    text = cuda.find(file).text
+    for old, new in edits:
+        assert text.count(old) == 1, f"{old!r} stands {text.count(old)} times in {file}.cu"
+        text = text.replace(old, new)
+    (folder / f"{file}.cu").write_text(text, encoding="utf-8")
+    known = sources.folders()
+    monkeypatch.setattr(sources, "folders", lambda: (folder, *known))
+
+
+def an_attention(kind: Any = fa2.FlashAttention2, Nq: int = 10, Nk: int = 14, **options: Any) -> Any:
+    """Three row blocks and four key tiles, the last ones short."""
+    rng = np.random.default_rng(7)
+    Q, K, V = rng.standard_normal((2, Nq, 8), "f4"), *rng.standard_normal((2, 2, Nk, 8), "f4")
+    return kind(Q, K, V, **{"Br": 4, "Bc": 4, **options})
