@@ -118,13 +118,15 @@ class _Graphs:
 
     def number(self, known: dict[Hashable, int]) -> None:
         """Give every operation a number: equal ones, in whichever recording, get the same."""
-        held: dict[Hashable, int] = {}
+        held: dict[Hashable, int] = {}  # by slot: the operation that left its content
+        last: dict[Hashable, int] = {}  # by slot without the number of a buffer: the operation before
         waiting: dict[Hashable, list[tuple[str, Hashable, int, int]]] = {}
 
         def write(name: str, what: Hashable, at: tuple[int, Block], step: int, event: int) -> None:
-            place = self.place(name, at)
-            key = known.setdefault((self.label(name), what, held.get(place, -1)), len(known))
-            held[place] = key
+            label, place = self.label(name), self.place(name, at)
+            before = last.get((at, label), -1) if place != name else held.get(place, -1)
+            key = known.setdefault((label, what, before), len(known))
+            held[place] = last[at, label] = key
             if at in self.operations:
                 self.operations[at].append(_Operation(step, event, key))
 
@@ -153,7 +155,7 @@ class _Graphs:
 
     def place(self, name: str, at: tuple[int, Block]) -> Hashable:
         """Whose content a slot's name means."""
-        return name if self.recording.slot(name).shared_by_grid else (at, self.label(name))
+        return name if self.recording.slot(name).shared_by_grid else (at, name)
 
 
 def _numbered(recording: Recording) -> Iterator[tuple[int, int]]:
