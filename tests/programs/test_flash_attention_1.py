@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ from programs.test_flash_attention_2 import WRONG, problems
 import flashviz as fv
 from flashviz.events import Begin, Change, Launch, Move
 from flashviz.programs.flash_attention_1 import forward
+from flashviz.slots import Block
+from flashviz.view.layouts import layout_of
 
 BOTH = pytest.mark.parametrize("algorithm", [fv.flash_attention_1, fv.standard_attention])
 """The cases of attention hold for the algorithm that this chapter measures by, too."""
@@ -165,6 +168,19 @@ def two_by_two():
 def test_the_twenty_one_frames(two_by_two):
     assert [(s.label, s.caption) for s in two_by_two.recording.steps] == FRAMES
     assert len({label for label, _ in FRAMES}) == len(FRAMES) == 21
+
+
+def test_the_picture_is_its_siblings_with_m_and_l_in_hbm(two_by_two):
+    arrays = np.random.default_rng(2).normal(size=(3, 8, 8))
+    other = fv.flash_attention_2(*arrays, Br=4, Bc=4, device="numpy").recording
+    mine, theirs = layout_of(two_by_two.recording, Block()), layout_of(other, Block())
+    on_chip = ("Qi", "Kj", "Sij", "Vj", "mi", "li", "Oi")
+    assert [mine.boxes[n] for n in on_chip] == [theirs.boxes[n] for n in on_chip]
+    columns = [mine.boxes[f"{n}0"] for n in "QKVOml"]
+    assert all(a.x + a.w / 2 < b.x - b.w / 2 for a, b in pairwise(columns))
+    assert {b.w for b in columns} == {1.6, 0.25}
+    ring = {s.id for s in fv.scene(two_by_two, 2).shapes if s.id.endswith(".ring")}
+    assert ring == {f"{n}{i}.ring" for n in "Oml" for i in range(2)}  # drawn empty: the ring says what was set
 
 
 def test_k_and_v_travel_once_and_the_carries_at_every_tile(two_by_two):
