@@ -14,8 +14,10 @@ from flashviz import cuda
 from flashviz.cuda import sources
 from flashviz.programs import flash_attention_1 as fa1
 from flashviz.programs import flash_attention_2 as fa2
+from flashviz.programs import flash_attention_2_rope as fa2_rope
 from flashviz.programs import flash_decoding as decoding
 from flashviz.programs import online_softmax as softmax
+from flashviz.programs import rope
 from flashviz.programs import standard_attention as standard
 from flashviz.programs.base import Program
 
@@ -64,6 +66,17 @@ def a_softmax(form: str) -> Callable[[np.random.Generator], Program]:
     return make
 
 
+def a_rope(form: str) -> Callable[[np.random.Generator], Program]:
+    def make(rng: np.random.Generator) -> Program:
+        B, H, N = (int(n) for n in rng.integers(1, (3, 4, 22)))
+        dim = int(rng.choice([8, 4]))
+        return rope.Rope(
+            rng.standard_normal((B, H, N, 8), "f4"), form=form, rotary_dim=dim, offset=int(rng.integers(9))
+        )
+
+    return make
+
+
 CASES = (
     Case("flash_attention_2", attention(fa2.FlashAttention2), fa2.forward, lambda p: fa2.launch_kernel(p.a, "cpu")),
     Case("flash_attention_1", attention(fa1.FlashAttention1), fa1.forward, lambda p: fa1.launch_kernel(p.a, "cpu")),
@@ -77,6 +90,16 @@ CASES = (
     *(
         Case(f"{form}_softmax", a_softmax(form), loops, lambda p: softmax.launch_kernel(p, "cpu"))
         for form, loops in softmax.LOOPS.items()
+    ),
+    *(
+        Case(f"rope_{form}", a_rope(form), rope.forward, lambda p: rope.launch_kernel(p.rotation, "cpu"))
+        for form in rope.KERNELS
+    ),
+    Case(
+        "flash_attention_2_rope",
+        attention(fa2_rope.FlashAttention2Rope),
+        fa2.forward,
+        lambda p: fa2_rope.launch_kernel(p, "cpu"),
     ),
 )
 BY_NAME = {case.name: case for case in CASES}
