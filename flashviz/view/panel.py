@@ -15,7 +15,7 @@ from flashviz.checks.traffic import Running
 from flashviz.events import Source, Step
 from flashviz.recording import Recording
 from flashviz.view.draw import HEIGHT, WIDTH
-from flashviz.view.facts import hues_of, layout_for, levels_of
+from flashviz.view.facts import hues_of, layout_for, levels_of, own_hues
 from flashviz.view.numbers import rows_of
 from flashviz.view.palette import HUES, OUTLINE, STALE, Hue, fill_of
 from flashviz.view.svg import css_id
@@ -34,8 +34,8 @@ _NAME = (
     "r.querySelectorAll('.fv-play button').forEach((e,k)=>e.setAttribute('aria-label',['Play or pause','Stop'][k]||''))"
 )
 NAMES = f'<span class="fv-named" onanimationstart="{_NAME}"></span>'
-"""Once in a player: names the controls that ipywidgets leaves unnamed, and keeps Jupyter's one-key commands (``1`` makes
-a heading of the cell, arrows leave it) away from its slider and its lists."""
+"""Once in a player: names the controls that ipywidgets leaves unnamed, and keeps Jupyter's one-key commands (``b`` inserts
+a cell, arrows leave it) away from its slider and its lists."""
 
 STYLE = """
 @keyframes fv-named{from{opacity:.99}}.fv-named{animation:fv-named 1ms}
@@ -218,11 +218,11 @@ def numbers_html(recording: Recording, number: int) -> str:
 def legend_html(recording: Recording) -> str:
     """The hues of what is drawn, named."""
     drawn = {name for n in range(max(len(recording.launches), 1)) for name in layout_for(recording, None, n).boxes}
-    levels, hues = levels_of(recording), hues_of(recording)
+    levels, hues, own = levels_of(recording), hues_of(recording), own_hues(recording)
     chips, seen = [], set()
     order = list(HUES.values())
     for slot in sorted(recording.slots, key=lambda s: _rank(hues[s.tensor], order)):
-        hue = hues[slot.tensor]
+        hue = own.get(slot.name) or hues[slot.tensor]
         if slot.name not in drawn or hue in seen:
             continue
         seen.add(hue)

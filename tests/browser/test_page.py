@@ -157,7 +157,7 @@ def test_pages_in_a_notebook_do_not_disturb_each_other(lab: Any, run: Any) -> No
     widget.shows(1)
     one.shows(4)
     one.root.get_by_role("listbox", name="Steps").focus()
-    page.keyboard.press("1")
-    assert [cell["cell_type"] for cell in lab.cells(page)] == ["code"] * 4, "a digit makes no heading of the cell"
+    page.keyboard.press("b")
+    assert len(lab.cells(page)) == 4, "a letter inserts no cell"
     assert lab.console_errors == []
     assert lab.outside_requests == []

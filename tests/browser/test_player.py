@@ -244,8 +244,8 @@ def test_dark_sharp_still_and_by_keyboard(lab: Any, run: Any) -> None:
         assert running == 0, "reduced motion"
     listbox = player.root.get_by_role("listbox", name="Steps")
     listbox.focus()
-    page.keyboard.press("1")
-    assert [cell["cell_type"] for cell in lab.cells(page)] == ["code", "code"], "a digit makes no heading of the cell"
+    page.keyboard.press("b")
+    assert len(lab.cells(page)) == 2, "a letter inserts no cell"
 
     assert player.low_contrast() == []
     player.button("CUDA").click()
