@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 from matplotlib.text import Text as TextArtist
 
+from flashviz.view.figure import Figure
 from flashviz.view.layout import BOTTOM, LEFT, RIGHT, TOP
 from flashviz.view.palette import GROUND, HATCH
 from flashviz.view.shapes import Line, Rect, Scene, Shape, Text

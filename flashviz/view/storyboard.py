@@ -7,10 +7,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from flashviz.recording import as_recording
 from flashviz.view.draw import frame_figure
+from flashviz.view.figure import Figure
 from flashviz.view.layout import BOTTOM, LEFT, NARROW, RIGHT, TOP
 from flashviz.view.palette import GROUND, OUTLINE
 from flashviz.view.paths import Paths

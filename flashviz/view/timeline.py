@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
-from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
@@ -21,6 +20,7 @@ from flashviz.events import Begin, Change, Launch, Move, Step, Trace
 from flashviz.recording import Recording, as_recording
 from flashviz.slots import Block
 from flashviz.view.facts import hues_of
+from flashviz.view.figure import Figure
 from flashviz.view.palette import GROUND, OUTLINE, TEXT, Hue, contrast, fill_of, text_on
 
 WIDTH, LEAST_HEIGHT, MOST_HEIGHT, ROW = 9.0, 2.4, 7.5, 0.3

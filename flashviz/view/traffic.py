@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from flashviz.checks.traffic import traffic
 from flashviz.recording import as_recording
 from flashviz.view.facts import hues_of
+from flashviz.view.figure import Figure
 from flashviz.view.palette import GROUND, TEXT
 
 

@@ -209,3 +209,8 @@ def test_a_png_is_the_same_bytes_again() -> None:
     assert png(storyboard(attention())).startswith(b"\x89PNG")
     assert isinstance(fv.storyboard(attention()), Figure)
     assert module.MOST_FRAMES == 60
+
+
+def test_a_figure_shows_itself_without_pyplot() -> None:
+    figure: Any = storyboard(attention(), [0, 1])
+    assert figure._repr_png_().startswith(b"\x89PNG")
