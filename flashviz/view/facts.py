@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from flashviz.events import Change, Move, Step
 from flashviz.recording import Recording
 from flashviz.slots import Block
 from flashviz.view.layout import Layout
@@ -64,6 +65,23 @@ def levels_of(recording: Recording) -> dict[str, int]:
     return _levels(_ByIdentity(recording))
 
 
+@lru_cache(maxsize=256)
+def _waits(key: _ByIdentity, first: int, end: int) -> tuple[frozenset[str], frozenset[str]]:
+    arrived, awaited, waiting = set[str](), set[str](), set[str]()
+    for event in key.recording.events[first:end]:
+        if isinstance(event, Move):
+            arrived.update(part.dst for part in event.parts)
+        elif isinstance(event, Change) and (read := arrived.intersection(event.reads)):
+            awaited |= read
+            waiting.add(event.slot)
+    return frozenset(awaited), frozenset(waiting)
+
+
+def waits(recording: Recording, step: Step) -> tuple[frozenset[str], frozenset[str]]:
+    """Slots that arrive in a step and are read by what it computes afterwards, and the slots that this is written to."""
+    return _waits(_ByIdentity(recording), step.first, step.end)
+
+
 @lru_cache(maxsize=64)
 def _others(key: _ByIdentity) -> tuple[str, ...]:
     names = dict.fromkeys(s.tensor for s in key.recording.slots)
@@ -75,10 +93,15 @@ def others_of(recording: Recording) -> tuple[str, ...]:
     return _others(_ByIdentity(recording))
 
 
-def hues_of(recording: Recording) -> dict[str, Hue]:
-    """The hue of every tensor: its layouts' own, or that of its name."""
+def own_hues(recording: Recording) -> dict[str, Hue]:
+    """The hues that the layouts give tensors and single slots."""
     own: dict[str, Hue] = {}
     for launch in range(max(len(recording.launches), 1)):
         own = {**layout_for(recording, None, launch).hues, **own}
-    others = others_of(recording)
+    return own
+
+
+def hues_of(recording: Recording) -> dict[str, Hue]:
+    """The hue of every tensor: its layouts' own, or that of its name."""
+    own, others = own_hues(recording), others_of(recording)
     return {s.tensor: own.get(s.tensor) or hue_of(s.tensor, others) for s in recording.slots}

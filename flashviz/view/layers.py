@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from flashviz.events import Move, Step
 from flashviz.recording import Content, Key, Recording
 from flashviz.slots import Slot
+from flashviz.view.facts import waits
 from flashviz.view.layout import Box, Layout
 
 
@@ -27,7 +28,8 @@ class Layer:
 def layers_of(recording: Recording, layout: Layout, slot: Slot, step: Step) -> list[Layer]:
     """What a slot held before the step, then each content that the step gave it and that looks different.
 
-    A slot that is moved into and then changed flies in the first half of the step and fills in the second.
+    A slot that is moved into and then changed flies in the first half of the step and fills in the second. So does what is
+    computed from slots that arrive in the same step: they fly in the first half, it fills in the second.
     """
     key = recording.key(slot.name, step.launch, step.block)
     before = recording.content_before(key, step.first)
@@ -52,11 +54,12 @@ def layers_of(recording: Recording, layout: Layout, slot: Slot, step: Step) -> l
         if moved is None:  # a kernel that gives an output its first value leaves it drawn empty: the ring says it
             out = [Layer(changed, None, 0, 1.0, fills=True)] if given else [Layer(changed)]
         changed = None
-    half = 0.5 if moved and changed else 1.0
+    awaited, waiting = waits(recording, step)
+    half = 0.5 if moved and (changed or slot.name in awaited) else 1.0
     if moved:
         out.append(Layer(moved[0], moved[1], 0, half))
     if changed:
-        start = 0.5 if moved else 0.0
+        start = 0.5 if moved or slot.name in waiting else 0.0
         fills = not (slot.shared_by_grid and changed.level == 0)
         out.append(Layer(changed, None, start, 1.0, fills, cells and not changed.stale))
     return out

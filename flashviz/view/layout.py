@@ -77,7 +77,7 @@ class Layout:
         square: (launch, block) → index of its square.
         rest: index of the square that stands for all blocks there is no room for, None where there is room.
         zoom: left and right x and the y of the top corners where the zoom lines end, None without zoom lines.
-        hues: of tensors that are to look other than their names would have it.
+        hues: of tensors that are to look other than their names would have it, and of single slots, by their names.
     """
 
     boxes: Mapping[str, Box]

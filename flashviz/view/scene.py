@@ -120,6 +120,8 @@ class _Painter:
 
     def outline(self, slot: Slot) -> None:
         box = self.layout.boxes[slot.name]
+        if box.hidden:
+            return
         x, y = box.x - box.w / 2, box.y - box.h / 2
         self.shapes.append(
             Rect(f"{slot.name}.box", x=x, y=y, w=box.w, h=box.h, fill=GROUND, stroke=OUTLINE, width=LINE_WIDTH)
@@ -134,7 +136,7 @@ class _Painter:
         if box.hidden:
             return
         tensor = content.tensor or slot.tensor
-        hue = self.hue(tensor)
+        hue = self.layout.hues.get(slot.name) or self.hue(tensor)
         fill = STALE if content.stale else fill_of(hue, content.level, self.levels.get(tensor, 1))
         if content.level == 0 and not content.stale:
             fill = GROUND
@@ -155,7 +157,7 @@ class _Painter:
                 rest = {"x": x + width, "y": y, "w": box.w - width, "h": height}
             self.shapes.append(Rect(f"{name}.rest", **grows, **rest, fill=GROUND, stroke=HATCH, hatched=True))
         self.shapes.append(Rect(f"{name}.edge", **moves, **at, stroke=hue.outline))
-        numbers = numbers_in(box, slot, content) if written else []
+        numbers = numbers_in(box, slot, content)
         label = clean(content.label)
         if label:
             inside = height * UNIT * 0.72 >= min(box.text, 8.0)
@@ -166,7 +168,7 @@ class _Painter:
             self.shapes.append(
                 Text(f"{name}.label", **moves, **where, text=shorten(label, size, width), size=size, fill=ink)
             )
-        for n, (text, place, size) in enumerate(numbers):
+        for n, (text, place, size) in enumerate(numbers if written else ()):
             where = {"x": place, "y": y + height * (0.3 if label else 0.5)}
             self.shapes.append(Text(f"{name}.number{n}", **moves, **where, text=text, size=size, fill=text_on(fill)))
 
