@@ -72,7 +72,7 @@ def example(
 
     Args:
         algorithm: name of a module of programs, ``"flash_attention_2"``.
-        sizes: of the inputs: B, Hq, Hkv, Nq, Nk, d; for a softmax R, N and, in the fused form, D.
+        sizes: of the inputs: B, Hq, Hkv, Nq, Nk, d; for a softmax R, N and, in the fused form, D; for a rotation B, H, N, d.
         options: of the program: Br, Bc, splits, causal, form …
         seed: of NumPy's generator.
         record: as for the program; numbers are not kept.
@@ -83,6 +83,8 @@ def example(
     shapes: list[tuple[int, ...]]
     if "R" in sizes:
         shapes = [(sizes["R"], sizes["N"]), *([(sizes["N"], sizes["D"])] if sizes.get("D") else [])]
+    elif "N" in sizes:
+        shapes = [(sizes["B"], sizes["H"], sizes["N"], sizes["d"])]
     else:
         B, d = sizes["B"], sizes["d"]
         shapes = [(B, sizes["Hq"], sizes["Nq"], d), *[(B, sizes["Hkv"], sizes["Nk"], d)] * 2]
