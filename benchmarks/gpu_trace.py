@@ -1,9 +1,9 @@
 """Record the runs that travel with flashviz, and what tracing costs, on this machine's GPU: `python benchmarks/gpu_trace.py --out FOLDER`.
 
 Needs CuPy and NumPy, under a minute. For each case below it launches the chapter's kernels traced, replays the trace, holds the
-replayed output against the kernel's and the recording against the tile program's, and writes `<case>.npz`, the file that
-`fv.stored("<case>")` reads from flashviz/traces. Then it times a kernel with tracing off and on, in turns, at N = 4096. The tables
-are also written to gpu_trace.json and gpu_trace.md in the folder, and printed last.
+replayed output against the kernel's and the recording against the tile program's, and writes `<case>.npz`: copied to flashviz/traces,
+that is the file which `fv.stored("<case>")` reads. Then it times a kernel with tracing off and on, in turns, at N = 4096. The tables are
+also written to gpu_trace.json and gpu_trace.md in the folder, and printed last.
 
 Where there is no usable GPU it says so and ends.
 """
@@ -255,7 +255,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--out", type=Path, default=ROOT / "flashviz" / "traces")
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
     parser.add_argument("--cases", default="", help="only these, separated by commas")
     parser.add_argument("--rounds", type=int, default=6, help="turns of timing with tracing off and on")
     options = parser.parse_args(argv)

@@ -66,7 +66,10 @@ def run_kernel(program: P, loops: Callable[[P], None], launch: Callable[[], T], 
     result = program.run()  # type: ignore[attr-defined]
     outputs: Any = given if isinstance(given, tuple) else (given,)
     check_outputs(program, outputs, result)
-    return given, as_traced(result.recording, traces, device)
+    recording = as_traced(result.recording, traces, device)
+    if device == "gpu":  # a timeline has a row for each, also for those that had nothing to do
+        recording = replace(recording, params={**recording.params, "multiprocessors": cuda.status().multiprocessors})
+    return given, recording
 
 
 def most_actions(program: P, loops: Callable[[P], None]) -> list[int]:

@@ -194,6 +194,7 @@ def test_a_traced_launch_on_a_gpu(fake: Any) -> None:
     assert run.recording is not None
     assert (run.recording.source, run.recording.device) == ("kernel", "gpu")
     assert run.recording.launches[0].trace is not None
+    assert run.recording.params == {**run.params, "multiprocessors": 132}
     assert fv.same(run, fv.flash_attention_2(Q, K, V, causal=True, device="numpy")) == []
     untraced = fv.flash_attention_2(Q, K, V, causal=True, device="gpu", record=False)
     assert f"-D{DEFINE}" not in machine.modules[-1]["options"]
