@@ -6,6 +6,7 @@ that follow from others. A pair that a @require line refuses is left out.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -71,11 +72,27 @@ def make_cases(
     return cases, total
 
 
+def sizes_of(source: KernelSource, case: Case) -> dict[str, float]:
+    """Every value by name: template values, sizes, and the @default lines that follow from them."""
+    values: dict[str, float] = {**case.template, **case.shape}
+    left = {name: text for name, text in source.header.defaults.items() if name not in values}
+    while left:
+        known = {}
+        for name, text in left.items():
+            with contextlib.suppress(ValueError):
+                known[name] = evaluate(text, values)
+        if not known:
+            break
+        values |= known
+        left = {name: text for name, text in left.items() if name not in known}
+    return values
+
+
 def fits(source: KernelSource, template: Mapping[str, int], shape: Mapping[str, int]) -> bool:
     """Whether the sizes satisfy the kernel's @require lines and agree with its template values."""
     if any(name in template and template[name] != value for name, value in shape.items()):
         return False
-    values = {**template, **shape}
+    values = sizes_of(source, Case(source.header.kernel, template, shape))
     try:
         return all(evaluate(requirement, values) for requirement in source.header.requires)
     except ValueError as error:
@@ -85,7 +102,7 @@ def fits(source: KernelSource, template: Mapping[str, int], shape: Mapping[str, 
 def make_plan(path: Path, case: Case, seed: int = 0) -> Plan:
     """The launch of a case on random arguments. Raises CannotCheckError naming the parameter that has no value."""
     source = find(path, case.function)
-    values: dict[str, float] = {**case.template, **case.shape}
+    values = sizes_of(source, case)
     rng = np.random.default_rng(seed)
     arguments: dict[str, Any] = {}
     for parameter in source.signature.parameters:
@@ -99,7 +116,7 @@ def make_plan(path: Path, case: Case, seed: int = 0) -> Plan:
         elif name in values:
             arguments[name] = values[name]
         elif name in header.defaults:
-            arguments[name] = _evaluate(source, f"@default {name}", header.defaults[name], values)
+            _evaluate(source, f"@default {name}", header.defaults[name], values)  # says what it lacks
         else:
             raise CannotCheckError(
                 f"{case.function}: the parameter {name} has no value: `// @shape {name}=...` gives it one."
@@ -116,7 +133,7 @@ def random_array(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dty
 
 def array_shape(source: KernelSource, name: str, case: Case) -> tuple[int, ...]:
     """Extents of a global array or of a shared part in a case; empty where they are not known."""
-    values: dict[str, float] = {**case.template, **case.shape}
+    values = sizes_of(source, case)
     extents = source.header.arrays.get(name) or source.parts.get(name) or ()
     try:
         return tuple(int(evaluate(extent, values)) for extent in extents)

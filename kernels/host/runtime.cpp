@@ -257,7 +257,7 @@ static bool barrier_reached() {
         } else if (f.state == AT_WARP) {
             if (!in_warp) in_warp = &f;
         } else {
-            if (waiting && (waiting->line != f.line || strcmp(waiting->file, f.file))) other = &f;
+            if (waiting && !other && (waiting->line != f.line || strcmp(waiting->file, f.file))) other = &f;
             if (!waiting) waiting = &f;
             count += f.predicate;
         }

@@ -27,6 +27,9 @@ class Fault:
     def source(self) -> str:
         text = find(self.file).text
         start = text.index("#include")
+        assert self.old in text[start:], (
+            f"{self.file}.cu has changed: give the fault {self.name!r} another text to replace"
+        )
         at = text.index(self.old, start)
         return text[:at] + self.new + text[at + len(self.old) :]
 
@@ -41,13 +44,8 @@ class Fault:
         return range(first, last + 1)
 
 
-FA1, FA2, FD, OS, SA = (
-    "flash_attention_1",
-    "flash_attention_2",
-    "flash_decoding",
-    "online_softmax",
-    "standard_attention",
-)
+FA1, FA2, FAR = "flash_attention_1", "flash_attention_2", "flash_attention_2_rope"
+FD, OS, ROPE, SA = "flash_decoding", "online_softmax", "rope", "standard_attention"
 
 FAULTS = [
     # ---- FlashAttention-2
@@ -68,8 +66,8 @@ FAULTS = [
     Fault(
         "a thread that leaves early",
         FA2,
-        "    for (int j = 0; j < tiles; ++j) {",
-        "    if (i * Br + (int)threadIdx.x >= Nq) return;\n    for (int j = 0; j < tiles; ++j) {",
+        "    for (int j = ",
+        "    if (i * Br + (int)threadIdx.x >= Nq) return;\n    for (int j = ",
         "barrier",
         at="__syncthreads();  // Kj and Vj",
     ),
@@ -142,8 +140,8 @@ FAULTS = [
     Fault(
         "a loop that stands still",
         FA2,
-        "for (int j = 0; j < tiles; ++j) {",
-        "for (int j = 0; j < tiles; j += 0) {",
+        "j < tiles; ++j) {",
+        "j < tiles; j += 0) {",
         "endless",
         until="TRACE(store_o, i);",
     ),
@@ -191,6 +189,25 @@ FAULTS = [
         "o += Sij[r][c] * Vj[c + 1][x];",
         "bounds",
         "Vj",
+    ),
+    # ---- rotary embedding, alone and fused into FlashAttention-2
+    Fault(
+        "O of the next row",
+        ROPE,
+        "O[(long long)n * D + z] = xi[r][z];",
+        "O[(long long)n * D + D + z] = xi[r][z];",
+        "bounds",
+        "O",
+    ),
+    Fault("angles past the table", ROPE, "ci[r][p] = n < N ? cos[", "ci[r][p] = n < N + R ? cos[", "bounds", "cos"),
+    Fault("rotated columns loaded over", FAR, "if (x >= 2 * Pairs) Qi[r][x]", "if (x >= Pairs) Qi[r][x]", "race", "Qi"),
+    Fault(
+        "the partner in the next key",
+        FAR,
+        "b = K[(long long)k * D + p + Pairs];",
+        "b = K[(long long)k * D + p + D];",
+        "bounds",
+        "K",
     ),
     # ---- flash decoding
     Fault(

@@ -16,20 +16,29 @@ Arguments = Mapping[str, Any]
 Outputs = dict[str, np.ndarray]
 
 
-def attention_of(a: Arguments) -> tuple[np.ndarray, np.ndarray]:
-    return attention(a["Q"], a["K"], a["V"], scale=float(a["scale"]), causal=bool(a["causal"]))
+def seen_by(a: Arguments) -> np.ndarray:
+    """Which query sees which key, [Nq, Nk]: kv_len, causal and window, as far as the kernel has them."""
+    nq, nk = int(a["Nq"]), int(a["Nk"])
+    used, window = int(a.get("kv_len", nk)), int(a.get("window", 0))
+    q, k = np.arange(nq)[:, None] + used - nq, np.arange(nk)[None]
+    seen = np.broadcast_to(k < used, (nq, nk))
+    if a["causal"]:
+        seen = seen & (k <= q) & ((k > q - window) if window else True)
+    return seen
+
+
+def attention_of(a: Arguments, Q: Any = None, K: Any = None, keys: Any = True) -> tuple[np.ndarray, np.ndarray]:
+    """O and L of a kernel's arguments, over the given keys only."""
+    Q, K = a["Q"] if Q is None else Q, a["K"] if K is None else K
+    mask = np.broadcast_to(seen_by(a) & keys, (*Q.shape[:-1], int(a["Nk"])))
+    return attention(Q, K, a["V"], scale=float(a["scale"]), mask=mask)
 
 
 def flash_attention_1(a: Arguments) -> Outputs:
-    """m and l alone depend on nothing but the row: m is the largest score seen, l = e^(L - m)."""
+    """m is the largest score that the row sees, and l = e^(L - m)."""
     O, L = attention_of(a)
-    scores = np.einsum("bhid,bhjd->bhij", *(np.asarray(x, np.float64) for x in (a["Q"], grouped(a["K"], a)))) * float(
-        a["scale"]
-    )
-    if a["causal"]:
-        nq, nk = scores.shape[-2:]
-        scores[..., np.arange(nk)[None] > np.arange(nq)[:, None] + nk - nq] = -np.inf
-    m = scores.max(-1)
+    q, k = (np.asarray(x, np.float64) for x in (a["Q"], grouped(a["K"], a)))
+    m = np.where(seen_by(a), q @ k.swapaxes(-1, -2) * float(a["scale"]), -np.inf).max(-1)
     return {"O": O, "m": m, "l": np.where(np.isneginf(L), 0.0, np.exp(L - np.where(np.isneginf(m), 0, m)))}
 
 
@@ -38,20 +47,38 @@ def flash_attention_2(a: Arguments) -> Outputs:
     return {"O": O, "L": L}
 
 
+def flash_attention_2_rope(a: Arguments) -> Outputs:
+    O, L = attention_of(a, halves(a["Q"], a["cq"], a["sq"]), halves(a["K"], a["ck"], a["sk"]))
+    return {"O": O, "L": L}
+
+
+def halves(x: Any, cos: Any, sin: Any) -> np.ndarray:
+    """Rotate-half form: elements p and p + Pairs turn together; what comes after them stays."""
+    x, cos, sin = (np.array(value, np.float64) for value in (x, cos, sin))
+    pairs = cos.shape[-1]
+    a, b = x[..., :pairs].copy(), x[..., pairs : 2 * pairs].copy()
+    x[..., :pairs], x[..., pairs : 2 * pairs] = a * cos - b * sin, b * cos + a * sin
+    return x
+
+
+def neighbours(x: Any, cos: Any, sin: Any) -> np.ndarray:
+    """Interleaved form: elements 2p and 2p + 1 turn together."""
+    x, cos, sin = (np.array(value, np.float64) for value in (x, cos, sin))
+    end = 2 * cos.shape[-1]
+    a, b = x[..., 0:end:2].copy(), x[..., 1:end:2].copy()
+    x[..., 0:end:2], x[..., 1:end:2] = a * cos - b * sin, b * cos + a * sin
+    return x
+
+
 def flash_decoding_split(a: Arguments, Bc: int) -> Outputs:
-    """Attention over each split's own keys; a split without keys gives O = 0 and L = -inf."""
-    splits, tiles = int(a["splits"]), -(-int(a["Nk"]) // Bc)
-    each = -(-tiles // splits)
-    Os, Ls = np.zeros(a["Os"].shape), np.full(a["Ls"].shape, -np.inf)
-    for s in range(splits):
-        keys = np.arange(int(a["Nk"]))
-        mine = (keys >= s * each * Bc) & (keys < (s + 1) * each * Bc)
-        if mine.any():
-            mask = np.broadcast_to(mine, (*a["Q"].shape[:-1], len(keys)))
-            Os[s], Ls[s] = attention(
-                a["Q"], a["K"], a["V"], scale=float(a["scale"]), causal=bool(a["causal"]), mask=mask
-            )
-    return {"Os": Os, "Ls": Ls}
+    """Attention over each split's own tiles; a split without keys gives O = 0 and L = -inf."""
+    splits, used, window = int(a["splits"]), int(a.get("kv_len", a["Nk"])), int(a.get("window", 0))
+    tiles = -(-used // Bc)
+    begin = max(0, 1 + used - int(a["Nq"]) - window) // Bc if a["causal"] and window else 0
+    each = -(-(tiles - begin) // splits)
+    tile = np.arange(int(a["Nk"])) // Bc - begin
+    parts = [attention_of(a, keys=(tile >= s * each) & (tile < (s + 1) * each)) for s in range(splits)]
+    return {"Os": np.stack([O for O, _ in parts]), "Ls": np.stack([L for _, L in parts])}
 
 
 def flash_decoding_combine(a: Arguments) -> Outputs:
@@ -86,11 +113,14 @@ def standard_values(a: Arguments) -> Outputs:
 ORACLES: dict[str, Callable[..., Outputs]] = {
     "flash_attention_1": flash_attention_1,
     "flash_attention_2": flash_attention_2,
+    "flash_attention_2_rope": flash_attention_2_rope,
     "flash_decoding_split": flash_decoding_split,
     "flash_decoding_combine": flash_decoding_combine,
     "safe_softmax": lambda a: {"y": softmax(a["x"])},
     "online_softmax": lambda a: {"y": softmax(a["x"])},
     "fused_softmax": lambda a: {"o": softmax(a["x"]) @ np.asarray(a["V"], np.float64)},
+    "rope_rows": lambda a: {"O": halves(a["x"], a["cos"], a["sin"])},
+    "rope_pairs_rows": lambda a: {"O": neighbours(a["x"], a["cos"], a["sin"])},
     "standard_scores": standard_scores,
     "standard_softmax": lambda a: {"P": softmax(a["S"])},
     "standard_values": standard_values,
@@ -122,7 +152,7 @@ def random_cases(file: str, function: str, count: int, seed: int, instances: int
     made = 0
     for attempt in range(200 * count):
         template = templates[attempt % len(templates)]
-        shape = {name: random_size(name, rng) for name in source.header.shapes[0]}
+        shape = {name: random_size(name, rng) for name in source.header.shapes[rng.integers(len(source.header.shapes))]}
         if "Hq" in shape and "Hkv" in shape:
             shape["Hq"] = shape["Hkv"] * int(rng.integers(1, 4))
         if "Br" in template and rng.random() < 0.5:  # few queries, for those that hold all of them in one tile
@@ -138,7 +168,14 @@ def random_cases(file: str, function: str, count: int, seed: int, instances: int
 
 
 def random_size(name: str, rng: np.random.Generator) -> int:
-    low, high = {"B": (1, 2), "Hq": (1, 3), "Hkv": (1, 2), "R": (1, 3), "causal": (0, 1), "splits": (1, 6)}.get(
-        name, (1, 70)
-    )
+    low, high = {
+        "B": (1, 2),
+        "H": (1, 3),
+        "Hq": (1, 3),
+        "Hkv": (1, 2),
+        "R": (1, 3),
+        "causal": (0, 1),
+        "splits": (1, 6),
+        "window": (0, 20),
+    }.get(name, (1, 70))
     return int(rng.integers(low, high + 1))
