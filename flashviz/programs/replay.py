@@ -172,6 +172,8 @@ def check_outputs(program: Program, given: Sequence[np.ndarray], result: Any) ->
     """
     names = [name for name in ("O", "L", "y", "o") if getattr(result, name, None) is not None]
     limit = program.bound()
+    if not limit >= 0:  # inputs with NaN bound nothing: what is compared then is where the outputs are NaN
+        limit = np.inf
     for name, kernel in zip(names, given, strict=True):
         replayed = getattr(result, name).reshape(kernel.shape)
         with quiet():
