@@ -150,6 +150,7 @@ class Recorder:
         dtype: str = "float32",
         head: tuple[int, int] = (0, 0),
         suffix: str = "",
+        used: int | None = None,
     ) -> Tensor:
         """Declare a tensor in HBM, cut in tiles of ``tile`` rows (the last one may be shorter).
 
@@ -161,6 +162,8 @@ class Recorder:
             dtype: of the slots; data is converted.
             head: (batch, head) it belongs to.
             suffix: makes the slots' names unique where one name has several heads.
+            used: how many rows of the data count, all when not given. The tiles have room for all of them; what lies
+                behind the used ones is not there to be read or moved.
         """
         if tile < 1:
             raise ValueError(f"tile={tile} for {name}: a tile has at least one row")
@@ -179,14 +182,15 @@ class Recorder:
             made = self._declare(
                 Slot(f"{name}{n}{suffix}", "hbm", "grid", part, np.dtype(dtype).name, name, (n,), head, f"{name}{n}")
             )
-            if array is not None:
-                self._memory[made.name] = array[row : row + tile]
+            held = None if array is None else array[row : max(row, min(row + tile, full[0] if used is None else used))]
+            if held is not None and len(held):
+                self._memory[made.name] = held
             tiles.append(made)
             if self._keep is not False:
-                role, level = ("init", 0) if array is None else ("input", 1)
+                role, level = ("init", 0) if held is None else ("input", 1)
                 self._levels[made.name] = level
-                values = None if array is None else self._values(self._memory[made.name])
-                self._events.append(Change(made.name, (), role, level, part, self._launch, Block(), values=values))
+                values, shape_ = (None, part) if held is None else (self._values(held), held.shape)
+                self._events.append(Change(made.name, (), role, level, shape_, self._launch, Block(), values=values))
                 self._steps[0].end = len(self._events)
         return Tensor(name, tuple(tiles))
 

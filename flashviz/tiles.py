@@ -16,14 +16,17 @@ def mask_cols(s: np.ndarray, cols: int) -> np.ndarray:
     return np.where(np.arange(s.shape[1]) < cols, s, NEG_INF)
 
 
-def causal_mask(s: np.ndarray, row0: int, col0: int) -> np.ndarray:
-    """Scores [Br, Bc] with everything above the diagonal set to -inf.
+def causal_mask(s: np.ndarray, row0: int, col0: int, window: int | None = None) -> np.ndarray:
+    """Scores [Br, Bc] with everything above the diagonal, and with ``window`` all but its last keys, set to -inf.
 
     ``row0`` is the last key that the first row sees (its query number + Nk - Nq: the mask is aligned bottom-right),
-    ``col0`` the number of the first key.
+    ``col0`` the number of the first key. ``window`` counts the keys that a row sees, its own among them.
     """
     rows, cols = row0 + np.arange(s.shape[0]), col0 + np.arange(s.shape[1])
-    return np.where(cols[None, :] <= rows[:, None], s, NEG_INF)
+    seen = cols[None, :] <= rows[:, None]
+    if window is not None:
+        seen &= cols[None, :] > rows[:, None] - window
+    return np.where(seen, s, NEG_INF)
 
 
 def softmax_step(m: np.ndarray, l: np.ndarray, s: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

@@ -9,6 +9,8 @@
 // Layout   float32, row-major, contiguous:  Q, O [B, Hq, Nq, D]   K, V [B, Hkv, Nk, D]   m, l [B, Hq, Nq]
 // Heads    query head h reads K, V head h / (Hq / Hkv)
 // Causal   aligned bottom-right: query q sees the keys k <= q + Nk - Nq. A row that sees no key gets O = 0, m = -inf and l = 0
+// Window   with causal, of these keys only the last `window`; 0 for all
+// kv_len   how many rows of K and V are used: it stands for Nk in what a query sees, and what lies behind is never touched
 // L        logsumexp(Q K^T * scale) = m + ln l
 // Launch   one block per query head and batch; any number of threads, with dynamic shared memory for the parts below
 //
@@ -26,7 +28,10 @@
 // @array     m [B, Hq, Nq]
 // @array     l [B, Hq, Nq]
 // @default   scale = 1 / sqrt(D)
+// @default   kv_len = Nk
+// @default   window = 0
 // @require   Hq % Hkv == 0
+// @require   kv_len <= Nk
 // @instance  Br=4 Bc=4 D=8
 // @instance  Br=16 Bc=16 D=32
 // @instance  Br=32 Bc=32 D=64
@@ -37,18 +42,18 @@
 // @shape     B=1 Hq=1 Hkv=1 Nq=33 Nk=33 causal=0
 // @shape     B=2 Hq=3 Hkv=1 Nq=5 Nk=70 causal=1
 // @shape     B=1 Hq=2 Hkv=2 Nq=70 Nk=5 causal=1
+// @shape     B=1 Hq=2 Hkv=1 Nq=40 Nk=70 causal=1 kv_len=61 window=9
 #include "include/numbers.cuh"
 #include "include/shared.cuh"
 #include "include/trace.cuh"
 
 template <int Br, int Bc, int D>
 __global__ void flash_attention_1(const float* Q, const float* K, const float* V, float* O, float* m, float* l,
-                                  int Nq, int Nk, float scale, int causal, int Hq, int Hkv) {
+                                  int Nq, int Nk, float scale, int causal, int Hq, int Hkv, int kv_len, int window) {
     const int h = blockIdx.x;              // query head, 0 .. Hq - 1
     const int b = blockIdx.y;              // batch,      0 .. B - 1
     const int h_kv = h / (Hq / Hkv);       // the head of K and V that this query head reads, 0 .. Hkv - 1
     const int Tr = (Nq + Br - 1) / Br;     // row blocks
-    const int Tc = (Nk + Bc - 1) / Bc;     // key tiles
     TRACE_BLOCK(b, h, 0);
 
     // From here Q, O, m, l and K, V are those of this head alone. 64-bit: B * H * N * D passes 2^31 long before the memory is full.
@@ -58,6 +63,7 @@ __global__ void flash_attention_1(const float* Q, const float* K, const float* V
     l += ((long long)b * Hq + h) * Nq;             // [Nq]
     K += ((long long)b * Hkv + h_kv) * Nk * D;     // [Nk, D]
     V += ((long long)b * Hkv + h_kv) * Nk * D;     // [Nk, D]
+    Nk = kv_len;                                   // and from here the keys behind the used ones do not exist
 
     SharedCarver carve;
     const auto Qi = carve.tile<Br, D>("Qi");
@@ -81,7 +87,10 @@ __global__ void flash_attention_1(const float* Q, const float* K, const float* V
         }
     }
 
-    for (int j = 0; j < Tc; ++j) {
+    // With a window the first key that some row sees is the first one of row 0: tiles before it are never loaded.
+    const int Tc = (Nk + Bc - 1) / Bc;             // key tiles
+    const int j0 = causal && window ? max(0, 1 + (Nk - Nq) - window) / Bc : 0;
+    for (int j = j0; j < Tc; ++j) {
         TRACE(load_k, j);
         for (int e = threadIdx.x; e < Bc * D; e += blockDim.x) {
             const int c = e / D, x = e % D;        // key of the tile, 0 .. Bc-1; column, 0 .. D-1
@@ -96,9 +105,11 @@ __global__ void flash_attention_1(const float* Q, const float* K, const float* V
             Vj[c][x] = k < Nk ? V[(long long)k * D + x] : 0.f;  // 0, for what lies there could be NaN, and 0 * NaN is no 0
         }
 
-        // With a causal mask the first row that sees a key of this tile is j * Bc - (Nk - Nq); row blocks above it are left as they are.
+        // With a causal mask the first row that sees a key of this tile is j * Bc - (Nk - Nq), and with a window the last one is window - 1
+        // after the one that stands at the tile's last key. Other row blocks are left as they are.
         const int first = causal ? max(0, j * Bc - (Nk - Nq)) / Br : 0;
-        for (int i = first; i < Tr; ++i) {
+        const int last = causal && window ? min(Nq - 1, min((j + 1) * Bc, Nk) - 1 - (Nk - Nq) + window - 1) / Br : Tr - 1;
+        for (int i = first; i <= last; ++i) {
             TRACE(load_q, j, i);
             for (int e = threadIdx.x; e < Br * D; e += blockDim.x) {
                 const int r = e / D, x = e % D;    // row of the tile, 0 .. Br-1; column, 0 .. D-1
@@ -125,7 +136,7 @@ __global__ void flash_attention_1(const float* Q, const float* K, const float* V
                 float s = 0.f;
                 for (int x = 0; x < D; ++x) s += Qi[r][x] * Kj[x][c];
                 const int q = i * Br + r, k = j * Bc + c;
-                const bool seen = k < Nk && (!causal || k - Nk <= q - Nq);
+                const bool seen = k < Nk && (!causal || (k - Nk <= q - Nq && (!window || k - Nk > q - Nq - window)));
                 Sij[r][c] = seen ? s * scale : -INFINITY;
             }
             __syncthreads();  // each row of Sij is complete before one thread reads all of it

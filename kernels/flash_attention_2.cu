@@ -8,6 +8,8 @@
 // Layout   float32, row-major, contiguous:  Q, O [B, Hq, Nq, D]   K, V [B, Hkv, Nk, D]   L [B, Hq, Nq]
 // Heads    query head h reads K, V head h / (Hq / Hkv)
 // Causal   aligned bottom-right: query q sees the keys k <= q + Nk - Nq. A row that sees no key gets O = 0 and L = -inf
+// Window   with causal, of these keys only the last `window`; 0 for all
+// kv_len   how many rows of K and V are used: it stands for Nk in what a query sees, and what lies behind is never touched
 // Launch   one block per row block, query head and batch; any number of threads, with dynamic shared memory for the parts below
 //
 // The lines that start with @ are read by the launcher and the tests: how to launch the kernel, what to compile, what to check.
@@ -23,7 +25,10 @@
 // @array     O [B, Hq, Nq, D]
 // @array     L [B, Hq, Nq]
 // @default   scale = 1 / sqrt(D)
+// @default   kv_len = Nk
+// @default   window = 0
 // @require   Hq % Hkv == 0
+// @require   kv_len <= Nk
 // @instance  Br=4 Bc=4 D=8
 // @instance  Br=16 Bc=16 D=32
 // @instance  Br=32 Bc=32 D=64
@@ -34,13 +39,14 @@
 // @shape     B=1 Hq=1 Hkv=1 Nq=33 Nk=33 causal=0
 // @shape     B=2 Hq=3 Hkv=1 Nq=5 Nk=70 causal=1
 // @shape     B=1 Hq=2 Hkv=2 Nq=70 Nk=5 causal=1
+// @shape     B=1 Hq=2 Hkv=1 Nq=40 Nk=70 causal=1 kv_len=61 window=9
 #include "include/numbers.cuh"
 #include "include/shared.cuh"
 #include "include/trace.cuh"
 
 template <int Br, int Bc, int D>
 __global__ void flash_attention_2(const float* Q, const float* K, const float* V, float* O, float* L,
-                                  int Nq, int Nk, float scale, int causal, int Hq, int Hkv) {
+                                  int Nq, int Nk, float scale, int causal, int Hq, int Hkv, int kv_len, int window) {
     const int i = blockIdx.x;              // row block,  0 .. ceil(Nq / Br) - 1
     const int h = blockIdx.y;              // query head, 0 .. Hq - 1
     const int b = blockIdx.z;              // batch,      0 .. B - 1
@@ -53,6 +59,7 @@ __global__ void flash_attention_2(const float* Q, const float* K, const float* V
     L += ((long long)b * Hq + h) * Nq;             // [Nq]
     K += ((long long)b * Hkv + h_kv) * Nk * D;     // [Nk, D]
     V += ((long long)b * Hkv + h_kv) * Nk * D;     // [Nk, D]
+    Nk = kv_len;                                   // and from here the keys behind the used ones do not exist
 
     SharedCarver carve;
     const auto Qi = carve.tile<Br, D>("Qi");
@@ -63,10 +70,11 @@ __global__ void flash_attention_2(const float* Q, const float* K, const float* V
     const auto mi = carve.vector<Br>("mi");
     const auto li = carve.vector<Br>("li");
 
-    // How many keys the block's last row sees; with a causal mask the tiles past them are never loaded.
+    // How many keys the block's last row sees, and with a window the first that its first row sees: other tiles are never loaded.
     const int last_row = min((i + 1) * Br, Nq) - 1;
     const int visible = causal ? max(0, min(Nk, last_row + 1 + (Nk - Nq))) : Nk;
     const int tiles = (visible + Bc - 1) / Bc;
+    const int first = causal && window ? max(0, i * Br + 1 + (Nk - Nq) - window) / Bc : 0;
 
     TRACE(load_q, i);
     for (int e = threadIdx.x; e < Br * D; e += blockDim.x) {
@@ -81,7 +89,7 @@ __global__ void flash_attention_2(const float* Q, const float* K, const float* V
     }
     __syncthreads();  // Qi, Oi, mi and li are complete before others use them: a block that sees no key goes straight to its store
 
-    for (int j = 0; j < tiles; ++j) {
+    for (int j = first; j < tiles; ++j) {
         TRACE(load_k, j);
         for (int e = threadIdx.x; e < Bc * D; e += blockDim.x) {
             const int c = e / D, x = e % D;        // key of the tile, 0 .. Bc-1; column, 0 .. D-1
@@ -103,7 +111,7 @@ __global__ void flash_attention_2(const float* Q, const float* K, const float* V
             float s = 0.f;
             for (int x = 0; x < D; ++x) s += Qi[r][x] * Kj[x][c];
             const int q = i * Br + r, k = j * Bc + c;
-            const bool seen = k < Nk && (!causal || k - Nk <= q - Nq);
+            const bool seen = k < Nk && (!causal || (k - Nk <= q - Nq && (!window || k - Nk > q - Nq - window)));
             Sij[r][c] = seen ? s * scale : -INFINITY;
         }
         __syncthreads();  // each row of Sij is complete before one thread reads all of it

@@ -10,6 +10,8 @@
 // Heads    query head h reads K, V head h / (Hq / Hkv); a block owns the Hq / Hkv heads of one K, V head: rows = Hq / Hkv * Nq, at most Br
 // Splits   each takes the same number of whole tiles, ceil(ceil(Nk / Bc) / splits); the last ones may get fewer, or none
 // Causal   aligned bottom-right: query q sees the keys k <= q + Nk - Nq. A row that sees no key gets O = 0 and L = -inf
+// Window   with causal, of these keys only the last `window`; 0 for all
+// kv_len   how many rows of K and V are used: it stands for Nk in what a query sees, and what lies behind is never touched
 // Launch   split: one block per split, K, V head and batch. combine: one block per K, V head and batch. Any number of threads
 //
 // The lines that start with @ are read by the launcher and the tests: how to launch the kernels, what to compile, what to check.
@@ -19,6 +21,7 @@
 // @shape     B=1 Hq=1 Hkv=1 Nq=1 Nk=257 causal=0 splits=2
 // @shape     B=2 Hq=3 Hkv=1 Nq=5 Nk=70 causal=1 splits=4
 // @shape     B=1 Hq=2 Hkv=2 Nq=5 Nk=3 causal=1 splits=5
+// @shape     B=1 Hq=2 Hkv=2 Nq=1 Nk=70 causal=1 splits=2 kv_len=61 window=9
 //
 // @kernel    flash_decoding_split
 // @grid      splits, Hkv, B
@@ -29,8 +32,11 @@
 // @array     Os [splits, B, Hq, Nq, D]
 // @array     Ls [splits, B, Hq, Nq]
 // @default   scale = 1 / sqrt(D)
+// @default   kv_len = Nk
+// @default   window = 0
 // @require   Hq % Hkv == 0
 // @require   Hq / Hkv * Nq <= Br
+// @require   kv_len <= Nk
 // @instance  Br=1 Bc=4 D=8
 // @instance  Br=1 Bc=64 D=64
 // @instance  Br=1 Bc=64 D=128
@@ -56,7 +62,7 @@
 
 template <int Br, int Bc, int D>
 __global__ void flash_decoding_split(const float* Q, const float* K, const float* V, float* Os, float* Ls,
-                                     int Nq, int Nk, float scale, int causal, int Hq, int Hkv, int splits) {
+                                     int Nq, int Nk, float scale, int causal, int Hq, int Hkv, int splits, int kv_len, int window) {
     const int s = blockIdx.x;              // split,           0 .. splits - 1
     const int h = blockIdx.y;              // head of K and V, 0 .. Hkv - 1
     const int b = blockIdx.z;              // batch,           0 .. B - 1
@@ -70,6 +76,7 @@ __global__ void flash_decoding_split(const float* Q, const float* K, const float
     Q += head * rows * D;                  // [rows, D]
     K += head * Nk * D;                    // [Nk, D]
     V += head * Nk * D;                    // [Nk, D]
+    Nk = kv_len;                           // and from here the keys behind the used ones do not exist
     Os += part * rows * D;                 // [rows, D]
     Ls += part * rows;                     // [rows]
 
@@ -82,10 +89,12 @@ __global__ void flash_decoding_split(const float* Q, const float* K, const float
     const auto m = carve.vector<Br>("m");
     const auto l = carve.vector<Br>("l");
 
-    // The tiles of this split: first .. last - 1, none where the splits before it took all.
+    // The tiles of this split: first .. last - 1, none where the splits before it took all. With a window the tiles before the first key
+    // that query 0 sees are not there to be split.
     const int tiles = (Nk + Bc - 1) / Bc;
-    const int each = (tiles + splits - 1) / splits;
-    const int first = min(s * each, tiles), last = min(first + each, tiles);
+    const int begin = causal && window ? max(0, 1 + (Nk - Nq) - window) / Bc : 0;
+    const int each = (tiles - begin + splits - 1) / splits;
+    const int first = min(begin + s * each, tiles), last = min(first + each, tiles);
 
     TRACE(load_q, s);
     for (int e = threadIdx.x; e < rows * D; e += blockDim.x) {
@@ -121,7 +130,8 @@ __global__ void flash_decoding_split(const float* Q, const float* K, const float
             float dot = 0.f;
             for (int x = 0; x < D; ++x) dot += q[r][x] * Kj[c][x];
             const int k = j * Bc + c;
-            const bool seen = k < Nk && (!causal || k - Nk <= r % Nq - Nq);
+            const int own = r % Nq - Nq;           // where the query stands, from the end of the keys
+            const bool seen = k < Nk && (!causal || (k - Nk <= own && (!window || k - Nk > own - window)));
             Sj[r][c] = seen ? dot * scale : -INFINITY;
         }
         __syncthreads();  // each row of Sj is complete before one thread reads all of it

@@ -19,6 +19,7 @@ LEVEL = {
     "recorder": 0,
     "files": 0,
     "tiles": 0,
+    "sight": 0,
     "measurements": 0,
     "programs": 1,
     "cuda": 1,

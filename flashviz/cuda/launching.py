@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from flashviz.cuda.expressions import evaluate
 from flashviz.cuda.signatures import ArgumentError, check_arguments, is_array
 from flashviz.cuda.sources import KernelSource, find
@@ -85,7 +87,7 @@ def plan(kernel: Kernel, args: Sequence[object] | Mapping[str, object], limits: 
     source = find(kernel.file, kernel.function)
     template = dict(kernel.template)
     instance = source.signature.instance(template)
-    arguments = check_arguments(source.signature, args)
+    arguments = check_arguments(source.signature, with_defaults(source, template, args))
     sizes = check_shapes(source, template, arguments)
     if limits.arch is not None and limits.arch < source.header.arch:
         raise LaunchError(f"{source.name} needs sm_{source.header.arch} or newer; {limits.name} is sm_{limits.arch}.")
@@ -96,6 +98,29 @@ def plan(kernel: Kernel, args: Sequence[object] | Mapping[str, object], limits: 
     check_grid(source, grid, block, limits)
     check_shared(source, template, shared, limits)
     return Plan(source, instance, arguments, grid, block, shared)
+
+
+def with_defaults(
+    source: KernelSource, template: Mapping[str, int], args: Sequence[object] | Mapping[str, object]
+) -> Sequence[object] | Mapping[str, object]:
+    """``args`` by name with the header's @default values for what was left out; as they are where nothing was, or has none.
+
+    In a sequence, the last ones may be left out.
+    """
+    names = [p.name for p in source.signature.parameters]
+    if not isinstance(args, Mapping):
+        if len(args) >= len(names) or any(n not in source.header.defaults for n in names[len(args) :]):
+            return args
+        args = dict(zip(names, args, strict=False))
+    known: dict[str, Any] = {**template, **{n: v for n, v in args.items() if isinstance(v, (int, float, np.number))}}
+    given = dict(args)
+    for name, expression in source.header.defaults.items():
+        if name not in args:
+            try:
+                given[name] = known[name] = evaluate(expression, known)
+            except ValueError:
+                continue
+    return given
 
 
 def check_shapes(source: KernelSource, template: Mapping[str, int], arguments: Mapping[str, Any]) -> dict[str, float]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from flashviz.recording import Param
+from flashviz.sight import Sight
 
 FloatArray = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 
@@ -53,6 +54,8 @@ class Attention:
     causal: bool
     mask: np.ndarray | None
     given: tuple[int, ...]
+    window: int | None = None
+    kv_len: int | None = None
 
     @classmethod
     def of(
@@ -65,8 +68,13 @@ class Attention:
         scale: float | None = None,
         causal: bool = False,
         mask: Any = None,
+        window: Any = None,
+        kv_len: Any = None,
     ) -> Attention:
         """Check the inputs of an attention function.
+
+        ``window`` limits each query to the last keys up to its own, with ``causal`` only; ``kv_len`` is how many rows
+        of K and V are used.
 
         Raises:
             ValueError, TypeError: naming the argument, what it is and what it must be.
@@ -105,7 +113,18 @@ class Attention:
                 seen = np.broadcast_to(seen, full)
             except ValueError:
                 raise ValueError(f"mask {seen.shape} does not broadcast to [B, H, Nq, Nk] = {full}") from None
-        return cls(q, k, v, br, bc, np.float32(scale), bool(causal), seen, given)
+        if window is not None:
+            if isinstance(window, bool) or not isinstance(window, (int, np.integer)) or window < 1:
+                raise ValueError(f"window={window!r}: it counts the keys that a query sees, an integer of at least 1")
+            if not causal:
+                raise ValueError(f"window={window} without causal=True: a window ends at the query's own key")
+            window = int(window)
+        if kv_len is not None:
+            rows = k.shape[2]
+            if isinstance(kv_len, bool) or not isinstance(kv_len, (int, np.integer)) or not 0 <= kv_len <= rows:
+                raise ValueError(f"kv_len={kv_len!r}: it counts the used rows of K and V, an integer from 0 to {rows}")
+            kv_len = int(kv_len)
+        return cls(q, k, v, br, bc, np.float32(scale), bool(causal), seen, given, window, kv_len)
 
     @property
     def Nq(self) -> int:
@@ -114,8 +133,23 @@ class Attention:
 
     @property
     def Nk(self) -> int:
-        """Rows of K and V."""
+        """Rows of K and V, used or not."""
         return int(self.K.shape[2])
+
+    @property
+    def keys(self) -> int:
+        """Rows of K and V that are used: all, or the first ``kv_len``."""
+        return self.Nk if self.kv_len is None else self.kv_len
+
+    @property
+    def sight(self) -> Sight:
+        """Which query sees which key, but for a mask given as an array."""
+        return Sight(self.Nq, self.keys, self.causal, self.window)
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """kv_len and window as the kernels take them: 0 where there is no window, and no more than there are places."""
+        return self.keys, min(self.window or 0, self.Nq + self.Nk)
 
     @property
     def d(self) -> int:
@@ -129,8 +163,8 @@ class Attention:
 
     @property
     def Tc(self) -> int:
-        """Key blocks: ceil(Nk / Bc)."""
-        return -(-self.Nk // self.Bc)
+        """Key blocks that are used: ceil(Nk / Bc), or ceil(kv_len / Bc)."""
+        return -(-self.keys // self.Bc)
 
     @property
     def heads(self) -> tuple[tuple[int, int], ...]:
@@ -143,21 +177,19 @@ class Attention:
         Eight roundings of 2^-24 for each of √d times the largest score that the rows' lengths allow, √Nk for the sums
         over keys, the Tc times that O is rescaled and 16 for the rest; times max |V|, at least 1.
         """
-        longest = [float(np.sqrt((x.astype("float64") ** 2).sum(-1).max())) for x in (self.Q, self.K)]
+        K, V = self.K[:, :, : self.keys], self.V[:, :, : self.keys]
+        longest = [float(np.sqrt((x.astype("float64") ** 2).sum(-1).max(initial=0))) for x in (self.Q, K)]
         score = abs(float(self.scale)) * longest[0] * longest[1]
         roundings = math.sqrt(self.d) * score + math.sqrt(self.Nk) + self.Tc + 16
-        return 8 * 2**-24 * roundings * max(1.0, float(np.abs(self.V).max()))
+        return 8 * 2**-24 * roundings * max(1.0, float(np.abs(V).max(initial=0)))
 
     def kv_head(self, head: int) -> int:
         """The K, V head that a query head reads: h // (Hq / Hkv)."""
         return head // (self.Q.shape[1] // self.K.shape[1])
 
-    def key_tiles(self, i: int) -> int:
-        """How many key tiles row block i visits: all, or up to the last one that its last row sees."""
-        if not self.causal:
-            return self.Tc
-        last = min((i + 1) * self.Br, self.Nq) + self.Nk - self.Nq
-        return -(-min(max(last, 0), self.Nk) // self.Bc)
+    def key_tiles(self, i: int) -> range:
+        """The key tiles that row block i visits: none that lies wholly above the diagonal, before the window, or behind the used keys."""
+        return self.sight.tiles_of(i, self.Br, self.Bc)
 
     @property
     def params(self) -> dict[str, Param]:
@@ -165,4 +197,7 @@ class Attention:
         b, hq, hkv = self.Q.shape[0], self.Q.shape[1], self.K.shape[1]
         sizes = {"B": b, "Hq": hq, "Hkv": hkv, "Nq": self.Nq, "Nk": self.Nk, "d": self.d}
         tiles = {"Br": self.Br, "Bc": self.Bc, "Tr": self.Tr, "Tc": self.Tc}
-        return {**sizes, **tiles, "scale": float(self.scale), "causal": self.causal, "masked": self.mask is not None}
+        limits = {"window": self.window, "kv_len": self.kv_len}
+        given: dict[str, Param] = {name: value for name, value in limits.items() if value is not None}
+        masks = {"causal": self.causal, "masked": self.mask is not None}
+        return {**sizes, **tiles, "scale": float(self.scale), **masks, **given}

@@ -28,7 +28,7 @@ def forward(fa: FlashAttention1) -> None:
     for batch, head in fa.heads:
         fa.begin(head, batch)
         fa.init_o()
-        for j in range(fa.Tc):
+        for j in fa.key_tiles():
             fa.load_k(j)
             fa.load_v(j)
             for i in fa.row_blocks(j):
@@ -49,6 +49,8 @@ class FlashAttention1(Program):
         scale: 1/√d when not given; 0 is honoured.
         causal: query i sees keys j ≤ i + Nk - Nq (aligned bottom-right).
         mask: boolean, broadcast to [B, H, Nq, Nk], True where a query sees a key.
+        window: with causal, query i sees only the last ``window`` keys up to its own.
+        kv_len: how many rows of K and V are used, all when not given; those behind are never touched.
         record: True, False, or the blocks to keep.
         keep_values: tiles up to this many elements keep their numbers.
     """
@@ -66,10 +68,12 @@ class FlashAttention1(Program):
         scale: float | None = None,
         causal: bool = False,
         mask: Any = None,
+        window: int | None = None,
+        kv_len: int | None = None,
         record: Any = True,
         keep_values: int = 256,
     ) -> None:
-        self.a = a = Attention.of(Q, K, V, Br, Bc, scale, causal, mask)
+        self.a = a = Attention.of(Q, K, V, Br, Bc, scale, causal, mask, window, kv_len)
         self.Tr, self.Tc, self.heads = a.Tr, a.Tc, a.heads
         self.output = np.full(a.Q.shape, np.nan, dtype="float32")
         self.maximum = np.full(a.Q.shape[:3], np.nan, dtype="float32")
@@ -88,8 +92,8 @@ class FlashAttention1(Program):
         for head in a.heads:
             self.Q[head] = r.tensor("Q", a.Q[head], tile=a.Br, head=head, suffix=suffix(head))
         for head in np.ndindex(a.K.shape[:2]):
-            self.K[head] = r.tensor("K", a.K[head], tile=a.Bc, head=head, suffix=suffix(head))
-            self.V[head] = r.tensor("V", a.V[head], tile=a.Bc, head=head, suffix=suffix(head))
+            self.K[head] = r.tensor("K", a.K[head], tile=a.Bc, head=head, suffix=suffix(head), used=a.keys)
+            self.V[head] = r.tensor("V", a.V[head], tile=a.Bc, head=head, suffix=suffix(head), used=a.keys)
         for head in a.heads:
             self.O[head] = r.tensor("O", shape=(a.Nq, a.d), tile=a.Br, head=head, suffix=suffix(head))
             self.m[head] = r.tensor("m", shape=(a.Nq,), tile=a.Br, head=head, suffix=suffix(head))
@@ -103,9 +107,14 @@ class FlashAttention1(Program):
         self.head, self.kv = (batch, head), (batch, self.a.kv_head(head))
         self.r.block(0, head, batch)
 
+    def key_tiles(self) -> range:
+        """The key tiles that some row block sees: all that are used, or those from the first row's window on."""
+        return range(self.a.key_tiles(0).start, self.Tc)
+
     def row_blocks(self, j: int) -> range:
-        """The row blocks that key tile j visits: all, or those from the first that sees one of its keys."""
-        return range(next(i for i in range(self.Tr) if self.a.key_tiles(i) > j), self.Tr)
+        """The row blocks that key tile j visits: all, or those with a row that sees one of its keys."""
+        seeing = [i for i in range(self.Tr) if j in self.a.key_tiles(i)]
+        return range(seeing[0], seeing[-1] + 1) if seeing else range(0)
 
     def rows_of(self, slot: Slot, i: int) -> np.ndarray:
         """What a slot holds for the rows of row block i, fewer than Br in the last one; NaN where an earlier tile ended."""
@@ -152,10 +161,10 @@ class FlashAttention1(Program):
         """Sij = scale · Qi Kjᵀ, with -inf where a query does not see a key."""
         r, a = self.r, self.a
         row0, col0 = i * a.Br, j * a.Bc
-        keys = slice(a.Nk - col0)  # fewer than Bc in the last tile
+        keys = slice(a.keys - col0)  # fewer than Bc in the last tile
         s = a.scale * (self.rows_of(self.Qi, i) @ r.read(self.Kj)[keys].T)
         if a.causal:
-            s = causal_mask(s, row0 + a.Nk - a.Nq, col0)
+            s = causal_mask(s, row0 + a.keys - a.Nq, col0, a.window)
         if a.mask is not None:
             seen = a.mask[self.head][row0 : row0 + s.shape[0], col0 : col0 + s.shape[1]]
             s = np.where(seen, s, np.float32(-np.inf))
@@ -180,7 +189,7 @@ class FlashAttention1(Program):
     def accumulate(self, j: int, i: int) -> None:
         """Oi = Oi + Pij Vj / li: normalised, so what goes to HBM is attention over the keys seen so far."""
         r = self.r
-        keys = slice(self.a.Nk - j * self.a.Bc)  # fewer than Bc in the last tile
+        keys = slice(self.a.keys - j * self.a.Bc)  # fewer than Bc in the last tile
         added = self.rows_of(self.Sij, i)[:, keys] @ r.read(self.Vj)[keys]
         added = divided(added, self.rows_of(self.li, i)[:, None])
         r.change(self.Oi, self.rows_of(self.Oi, i) + added, reads=(self.Oi, self.Sij, self.Vj, self.li))
@@ -194,6 +203,11 @@ class FlashAttention1(Program):
         r.move([self.Oi, self.mi, self.li], [self.O[head][i], self.m[head][i], self.l[head][i]], values=held)
         rows = slice(i * a.Br, min((i + 1) * a.Br, a.Nq))
         self.output[head][rows], self.maximum[head][rows], self.denominator[head][rows] = held
+
+    def elements(self, slot: Slot, array: np.ndarray, first: int) -> np.ndarray:
+        """The part of a kernel's array that a slot names: of K and V the rows that are used."""
+        part = super().elements(slot, array, first)
+        return part[: max(self.a.keys - first, 0)] if slot.tensor in ("K", "V") else part
 
     def bound(self) -> float:
         """What rounding may change: see :meth:`Attention.bound`."""
@@ -230,7 +244,8 @@ def launch_kernel(a: Attention, device: str = "gpu") -> tuple[np.ndarray, np.nda
     m, l = np.empty(a.Q.shape[:3], np.float32), np.empty(a.Q.shape[:3], np.float32)
     kernel = cuda.Kernel(KERNEL, template={"Br": a.Br, "Bc": a.Bc, "D": a.d}, block=THREADS)
     heads = (a.Q.shape[1], a.K.shape[1])
-    cuda.launch(kernel, (a.Q, a.K, a.V, O, m, l, a.Nq, a.Nk, a.scale, a.causal, *heads), device=device, poison=True)
+    arguments = (a.Q, a.K, a.V, O, m, l, a.Nq, a.Nk, a.scale, a.causal, *heads, *a.limits)
+    cuda.launch(kernel, arguments, device=device, poison=True)
     return O.reshape(a.given), logsumexp(m, l).reshape(a.given[:-1])
 
 
@@ -244,6 +259,8 @@ def flash_attention_1(
     scale: float | None = None,
     causal: bool = False,
     mask: Any = None,
+    window: int | None = None,
+    kv_len: int | None = None,
     device: str = "auto",
     record: Any = True,
     keep_values: int = 256,
@@ -257,6 +274,9 @@ def flash_attention_1(
         scale: factor of the scores, 1/√d when not given.
         causal: query i sees keys j ≤ i + Nk - Nq; a row that sees no key gets O = 0 and L = -inf.
         mask: boolean, broadcast to [B, H, Nq, Nk], True where a query sees a key; not on a GPU.
+        window: with causal, query i sees only the last ``window`` of these keys, its own among them.
+        kv_len: how many rows of K and V are used, 0 to Nk, all when not given; it stands for Nk in ``causal``, and
+            what lies behind it (NaN, say) is never touched.
         device: ``"numpy"``, ``"cpu"``, ``"gpu"``, or ``"auto"``: a GPU where one is usable, else NumPy.
         record: True, False, or the blocks to keep ((batch, head, 0) triples: a head is one block).
         keep_values: tiles up to this many elements keep their numbers in the recording.
@@ -274,6 +294,7 @@ def flash_attention_1(
     """
     where = choose_device(device, "a mask is given, which the kernel does not take" if mask is not None else "")
     options: dict[str, Any] = {"Br": Br, "Bc": Bc, "scale": scale, "causal": causal, "mask": mask}
+    options |= {"window": window, "kv_len": kv_len}
     fa = FlashAttention1(Q, K, V, **options, record=record, keep_values=keep_values)
     if where == "numpy":
         forward(fa)

@@ -29,7 +29,7 @@ def forward(fa: FlashAttention2) -> None:
         for i in range(fa.Tr):
             fa.begin(i, head, batch)
             fa.load_q()
-            for j in range(fa.key_tiles(i)):
+            for j in fa.key_tiles(i):
                 fa.load_k(j)
                 fa.load_v(j)
                 fa.scores(j)
@@ -47,6 +47,8 @@ class FlashAttention2(Program):
         scale: 1/√d when not given; 0 is honoured.
         causal: query i sees keys j ≤ i + Nk - Nq (aligned bottom-right).
         mask: boolean, broadcast to [B, H, Nq, Nk], True where a query sees a key.
+        window: with causal, query i sees only the last ``window`` keys up to its own.
+        kv_len: how many rows of K and V are used, all when not given; those behind are never touched.
         record: True, False, or the blocks to keep.
         keep_values: tiles up to this many elements keep their numbers.
     """
@@ -64,10 +66,12 @@ class FlashAttention2(Program):
         scale: float | None = None,
         causal: bool = False,
         mask: Any = None,
+        window: int | None = None,
+        kv_len: int | None = None,
         record: Any = True,
         keep_values: int = 256,
     ) -> None:
-        self.a = a = Attention.of(Q, K, V, Br, Bc, scale, causal, mask)
+        self.a = a = Attention.of(Q, K, V, Br, Bc, scale, causal, mask, window, kv_len)
         self.Tr, self.Tc, self.heads, self.key_tiles = a.Tr, a.Tc, a.heads, a.key_tiles
         self.output = np.full(a.Q.shape, np.nan, dtype="float32")
         self.logsumexp = np.full(a.Q.shape[:3], np.nan, dtype="float32")
@@ -85,8 +89,8 @@ class FlashAttention2(Program):
         for head in a.heads:
             self.Q[head] = r.tensor("Q", a.Q[head], tile=a.Br, head=head, suffix=suffix(head))
         for head in np.ndindex(a.K.shape[:2]):
-            self.K[head] = r.tensor("K", a.K[head], tile=a.Bc, head=head, suffix=suffix(head))
-            self.V[head] = r.tensor("V", a.V[head], tile=a.Bc, head=head, suffix=suffix(head))
+            self.K[head] = r.tensor("K", a.K[head], tile=a.Bc, head=head, suffix=suffix(head), used=a.keys)
+            self.V[head] = r.tensor("V", a.V[head], tile=a.Bc, head=head, suffix=suffix(head), used=a.keys)
         for head in a.heads:
             self.O[head] = r.tensor("O", shape=(a.Nq, a.d), tile=a.Br, head=head, suffix=suffix(head))
             self.L[head] = r.tensor("L", shape=(a.Nq,), tile=a.Br, head=head, suffix=suffix(head))
@@ -134,10 +138,10 @@ class FlashAttention2(Program):
         """Sij = scale · Qi Kjᵀ, with -inf where a query does not see a key."""
         r, a = self.r, self.a
         row0, col0 = self.i * a.Br, j * a.Bc
-        keys = slice(a.Nk - col0)  # fewer than Bc in the last tile
+        keys = slice(a.keys - col0)  # fewer than Bc in the last tile
         s = a.scale * (self.rows_of(self.Qi) @ r.read(self.Kj)[keys].T)
         if a.causal:
-            s = causal_mask(s, row0 + a.Nk - a.Nq, col0)
+            s = causal_mask(s, row0 + a.keys - a.Nq, col0, a.window)
         if a.mask is not None:
             seen = a.mask[self.head][row0 : row0 + s.shape[0], col0 : col0 + s.shape[1]]
             s = np.where(seen, s, np.float32(-np.inf))
@@ -159,7 +163,7 @@ class FlashAttention2(Program):
     def accumulate(self, j: int) -> None:
         """Oi = Oi + Pij Vj, unnormalised."""
         r = self.r
-        keys = slice(self.a.Nk - j * self.a.Bc)  # fewer than Bc in the last tile
+        keys = slice(self.a.keys - j * self.a.Bc)  # fewer than Bc in the last tile
         added = self.rows_of(self.Sij)[:, keys] @ r.read(self.Vj)[keys]
         r.change(self.Oi, self.rows_of(self.Oi) + added, reads=(self.Oi, self.Sij, self.Vj))
         r.barrier("block", "Sij and Vj have been read by every thread before the next tile overwrites them")
@@ -177,6 +181,11 @@ class FlashAttention2(Program):
         )
         rows = slice(i * self.a.Br, i * self.a.Br + self.rows)
         self.output[self.head][rows], self.logsumexp[self.head][rows] = O, L
+
+    def elements(self, slot: Slot, array: np.ndarray, first: int) -> np.ndarray:
+        """The part of a kernel's array that a slot names: of K and V the rows that are used."""
+        part = super().elements(slot, array, first)
+        return part[: max(self.a.keys - first, 0)] if slot.tensor in ("K", "V") else part
 
     def bound(self) -> float:
         """What rounding may change: see :meth:`Attention.bound`."""
@@ -200,7 +209,8 @@ def launch_kernel(a: Attention, device: str = "gpu") -> tuple[np.ndarray, np.nda
     O, L = np.empty(a.Q.shape, np.float32), np.empty(a.Q.shape[:3], np.float32)
     kernel = cuda.Kernel(KERNEL, template={"Br": a.Br, "Bc": a.Bc, "D": a.d}, block=THREADS)
     heads = (a.Q.shape[1], a.K.shape[1])
-    cuda.launch(kernel, (a.Q, a.K, a.V, O, L, a.Nq, a.Nk, a.scale, a.causal, *heads), device=device, poison=True)
+    arguments = (a.Q, a.K, a.V, O, L, a.Nq, a.Nk, a.scale, a.causal, *heads, *a.limits)
+    cuda.launch(kernel, arguments, device=device, poison=True)
     return O.reshape(a.given), L.reshape(a.given[:-1])
 
 
@@ -214,6 +224,8 @@ def flash_attention_2(
     scale: float | None = None,
     causal: bool = False,
     mask: Any = None,
+    window: int | None = None,
+    kv_len: int | None = None,
     device: str = "auto",
     record: Any = True,
     keep_values: int = 256,
@@ -227,6 +239,9 @@ def flash_attention_2(
         scale: factor of the scores, 1/√d when not given.
         causal: query i sees keys j ≤ i + Nk - Nq; a row that sees no key gets O = 0 and L = -inf.
         mask: boolean, broadcast to [B, H, Nq, Nk], True where a query sees a key; not on a GPU.
+        window: with causal, query i sees only the last ``window`` of these keys, its own among them.
+        kv_len: how many rows of K and V are used, 0 to Nk, all when not given; it stands for Nk in ``causal``, and
+            what lies behind it (NaN, say) is never touched.
         device: ``"numpy"``, ``"cpu"``, ``"gpu"``, or ``"auto"``: a GPU where one is usable, else NumPy.
         record: True, False, or the blocks to keep (tile numbers or (batch, head, tile) triples).
         keep_values: tiles up to this many elements keep their numbers in the recording.
@@ -244,6 +259,7 @@ def flash_attention_2(
     """
     where = choose_device(device, "a mask is given, which the kernel does not take" if mask is not None else "")
     options: dict[str, Any] = {"Br": Br, "Bc": Bc, "scale": scale, "causal": causal, "mask": mask}
+    options |= {"window": window, "kv_len": kv_len}
     fa = FlashAttention2(Q, K, V, **options, record=record, keep_values=keep_values)
     if where == "numpy":
         forward(fa)

@@ -67,10 +67,12 @@ class FlashDecoding(Program):
         scale: float | None = None,
         causal: bool = False,
         mask: Any = None,
+        window: int | None = None,
+        kv_len: int | None = None,
         record: Any = True,
         keep_values: int = 256,
     ) -> None:
-        self.a = a = Attention.of(q, K, V, 1, Bc, scale, causal, mask)
+        self.a = a = Attention.of(q, K, V, 1, Bc, scale, causal, mask, window, kv_len)
         B, Hkv = a.K.shape[:2]
         self.splits = S = positive("splits", splits)
         self.Tc = a.Tc
@@ -102,7 +104,8 @@ class FlashDecoding(Program):
             for at in self.heads:
                 suffix = f"[{at[0]},{at[1]}]" if len(self.heads) > 1 else ""
                 given = None if data is None else data[at]
-                self.HBM[at][name] = r.tensor(name, given, tile=tile, shape=shape, head=at, suffix=suffix)
+                used = a.keys if name in ("K", "V") else None
+                self.HBM[at][name] = r.tensor(name, given, tile=tile, shape=shape, head=at, suffix=suffix, used=used)
         self.combining = False
         r.launch(SPLIT, (S, Hkv, B), (THREADS, 1, 1))
 
@@ -113,7 +116,8 @@ class FlashDecoding(Program):
             return None
         seen = np.ones((*a.Q.shape[:3], a.Nk), dtype=bool) if a.mask is None else a.mask
         if a.causal:
-            seen = seen & (np.arange(a.Nk) <= np.arange(a.Nq)[:, None] + a.Nk - a.Nq)
+            own = np.arange(a.Nq)[:, None] + a.keys - a.Nq
+            seen = seen & (np.arange(a.Nk) <= own) & (np.arange(a.Nk) > own - (a.window or a.Nk + a.Nq))
         return np.reshape(seen, (*a.K.shape[:2], self.rows, a.Nk))
 
     @property
@@ -122,9 +126,13 @@ class FlashDecoding(Program):
         return {} if self.combining else {"s": self.s}
 
     def key_tiles(self, s: int) -> range:
-        """The K, V tiles of split s: ceil(Tc / splits) whole ones, fewer or none where the splits before took the rest."""
-        each = -(-self.Tc // self.splits)
-        return range(min(s * each, self.Tc), min((s + 1) * each, self.Tc))
+        """The K, V tiles of split s: ceil(tiles / splits) whole ones, fewer or none where the splits before took the rest.
+
+        With a window, only the tiles from the first query's window on are there to be split.
+        """
+        begin = self.a.sight.keys_of(0).start // self.a.Bc
+        each = -(-(self.Tc - begin) // self.splits)
+        return range(min(begin + s * each, self.Tc), min(begin + (s + 1) * each, self.Tc))
 
     def begin(self, s: int, head: int = 0, batch: int = 0) -> None:
         """A CUDA block of the first launch begins: it owns split s of one head of K and V."""
@@ -182,7 +190,7 @@ class FlashDecoding(Program):
     def scores(self, j: int) -> None:
         """Sj = scale · q Kjᵀ, with -inf where a query does not see a key."""
         r, a = self.r, self.a
-        keys = slice(j * a.Bc, min((j + 1) * a.Bc, a.Nk))
+        keys = slice(j * a.Bc, min((j + 1) * a.Bc, a.keys))
         s = a.scale * (r.read(self.q) @ r.read(self.Kj)[: keys.stop - keys.start].T)
         if self.seen is not None:
             s = np.where(self.seen[self.head][:, keys], s, np.float32(-np.inf))
@@ -204,7 +212,7 @@ class FlashDecoding(Program):
     def accumulate(self, j: int) -> None:
         """Add Pj Vj to o, unnormalised."""
         r = self.r
-        keys = slice(self.a.Nk - j * self.a.Bc)  # fewer than Bc in the last tile
+        keys = slice(self.a.keys - j * self.a.Bc)  # fewer than Bc in the last tile
         added = r.read(self.Sj)[:, keys] @ r.read(self.Vj)[keys]
         r.change(self.o, r.read(self.o) + added, reads=(self.o, self.Sj, self.Vj))
         r.barrier("block", "Kj, Vj and Sj have been read by every thread before the next tile overwrites them")
@@ -283,6 +291,7 @@ class FlashDecoding(Program):
             part = array.reshape(B, Hkv, self.rows, -1)[slot.head]
         else:
             part = super().elements(slot, array, first)
+            part = part[: max(self.a.keys - first, 0)] if slot.tensor in ("K", "V") else part
         return part
 
     def bound(self) -> float:
@@ -309,7 +318,8 @@ def launch_kernels(fd: FlashDecoding, device: str = "gpu") -> tuple[np.ndarray, 
     O, L = np.empty(a.Q.shape, np.float32), np.empty(a.Q.shape[:3], np.float32)
     heads = (a.Q.shape[1], a.K.shape[1])
     split = cuda.Kernel(KERNEL, {"Br": fd.rows, "Bc": a.Bc, "D": a.d}, block=THREADS, function=SPLIT)
-    cuda.launch(split, (a.Q, a.K, a.V, Os, Ls, a.Nq, a.Nk, a.scale, a.causal, *heads, S), device=device, poison=True)
+    arguments = (a.Q, a.K, a.V, Os, Ls, a.Nq, a.Nk, a.scale, a.causal, *heads, S, *a.limits)
+    cuda.launch(split, arguments, device=device, poison=True)
     combine = cuda.Kernel(KERNEL, {"Splits": S, "Br": fd.rows, "D": a.d}, block=THREADS, function=COMBINE)
     cuda.launch(combine, (Os, Ls, O, L, a.Nq, *heads), device=device, poison=True)
     return O.reshape(a.given), L.reshape(a.given[:-1])
@@ -325,6 +335,8 @@ def flash_decoding(
     scale: float | None = None,
     causal: bool = False,
     mask: Any = None,
+    window: int | None = None,
+    kv_len: int | None = None,
     device: str = "auto",
     record: Any = True,
     keep_values: int = 256,
@@ -344,6 +356,10 @@ def flash_decoding(
         scale: factor of the scores, 1/√d when not given.
         causal: query i sees keys j ≤ i + Nk - Nq; a row that sees no key gets O = 0 and L = -inf.
         mask: boolean, broadcast to [B, H, Nq, Nk], True where a query sees a key; not on a GPU.
+        window: with causal, query i sees only the last ``window`` of these keys, its own among them; the tiles that no
+            query sees are not split.
+        kv_len: how many rows of K and V are used, 0 to Nk, all when not given: the part of a cache that is filled. It
+            stands for Nk in ``causal``, and what lies behind it (NaN, say) is never touched.
         device: ``"numpy"``, ``"cpu"``, ``"gpu"``, or ``"auto"``: a GPU where one is usable, else NumPy.
         record: True, False, or the blocks to keep (tile numbers or (batch, head, tile) triples; a block's tile is its
             split, 0 for a combine block; heads are those of K and V).
@@ -362,6 +378,7 @@ def flash_decoding(
     """
     where = choose_device(device, "a mask is given, which the kernels do not take" if mask is not None else "")
     options: dict[str, Any] = {"splits": splits, "Bc": Bc, "scale": scale, "causal": causal, "mask": mask}
+    options |= {"window": window, "kv_len": kv_len}
     fd = FlashDecoding(q, K, V, **options, record=record, keep_values=keep_values)
     if where == "numpy":
         forward(fd)

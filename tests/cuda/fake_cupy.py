@@ -90,14 +90,18 @@ class _Function:
 
 
 def _flash_attention_2(
-    Q: Any, K: Any, V: Any, O: Any, L: Any, Nq: Any, Nk: Any, scale: Any, causal: Any, Hq: Any, Hkv: Any
+    Q: Any, K: Any, V: Any, O: Any, L: Any, Nq: Any, Nk: Any, scale: Any, causal: Any, Hq: Any, Hkv: Any, *limits: Any
 ) -> None:
     q, k, v = (
         x.astype(np.float64).reshape(-1, h, n, x.shape[-1]) for x, h, n in ((Q, Hq, Nq), (K, Hkv, Nk), (V, Hkv, Nk))
     )
+    kv_len, window = map(int, limits)
+    k, v, Nk = k[:, :, :kv_len], v[:, :, :kv_len], kv_len
     s = q @ np.repeat(k, Hq // Hkv, 1).swapaxes(-1, -2) * float(scale)
     if causal:
         s[..., np.arange(Nk)[None] > np.arange(Nq)[:, None] + int(Nk) - int(Nq)] = -np.inf
+    if window:
+        s[..., np.arange(Nk)[None] <= np.arange(Nq)[:, None] + int(Nk) - int(Nq) - window] = -np.inf
     base = s.max(-1, keepdims=True)
     base[np.isinf(base)] = 0
     total = np.exp(s - base).sum(-1, keepdims=True)

@@ -57,8 +57,8 @@ def test_what_both_launches_are_given(fake: Any) -> None:
     assert (split["function"], split["grid"], split["block"]) == (f"{SPLIT}<9, 4, 8>", (3, 2, 2), (256, 1, 1))
     assert (combine["function"], combine["grid"]) == (f"{COMBINE}<3, 9, 8>", (1, 2, 2))
     numbers = split["args"][5:]
-    assert [n.item() for n in numbers] == [3, 20, 0.5, 1, 6, 2, 3]
-    assert [n.dtype for n in numbers] == [np.int32, np.int32, np.float32, *[np.int32] * 4]
+    assert [n.item() for n in numbers] == [3, 20, 0.5, 1, 6, 2, 3, 20, 0]
+    assert [n.dtype for n in numbers] == [np.int32, np.int32, np.float32, *[np.int32] * 6]
     assert [n.item() for n in combine["args"][4:]] == [3, 6, 2]
     assert split["args"][3].shape == (3, 2, 6, 3, 8)
     assert split["args"][4].shape == (3, 2, 6, 3)

@@ -33,7 +33,27 @@ def test_all_comes_from_the_kernel_file() -> None:
 
 def test_a_sequence_and_a_mapping_are_alike() -> None:
     given = arguments()
-    assert list(plan(kernel(), list(given.values())).arguments) == list(given)
+    by_name, in_order = (plan(kernel(), how).arguments for how in (given, list(given.values())))
+    assert list(by_name.items())[5:] == list(in_order.items())[5:]
+    assert list(by_name)[: len(given)] == list(given)
+
+
+def test_what_is_left_out_has_the_headers_default() -> None:
+    given = arguments()
+    known = plan(kernel(), given).arguments
+    assert (known["kv_len"], known["window"]) == (70, 0)
+    assert all(isinstance(known[name], np.int32) for name in ("kv_len", "window"))
+    some = plan(kernel(), {**given, "kv_len": 5}).arguments
+    assert (some["kv_len"], some["window"]) == (5, 0)
+    assert plan(kernel(), [*given.values(), 5]).arguments["kv_len"] == 5
+    scaled = plan(kernel(), {n: v for n, v in given.items() if n != "scale"}).arguments
+    assert scaled["scale"] == np.float32(1 / 8)
+    with pytest.raises(ArgumentError, match="Hkv is missing"):
+        plan(kernel(), {n: v for n, v in given.items() if n != "Hkv"})
+    with pytest.raises(ArgumentError, match=r"takes 13 arguments .*; 10 were given"):
+        plan(kernel(), list(given.values())[:-1])
+    with pytest.raises(ArgumentError, match="requires kv_len <= Nk; got Nk=70, kv_len=71"):
+        plan(kernel(), {**given, "kv_len": 71})
 
 
 def test_what_is_given_wins() -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from flashviz.sight import Sight
+
 
 def model(params: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """Elements by tensor. Causal row blocks stop at the last key tile that one of their rows sees."""
-    Nq, Nk, d, Br, Bc = (int(params[name]) for name in ("Nq", "Nk", "d", "Br", "Bc"))
+    """Elements by tensor. Row blocks visit only the key tiles that one of their rows sees; of the last one, the used rows."""
+    Nq, d, Br, Bc = (int(params[name]) for name in ("Nq", "d", "Br", "Bc"))
     heads = int(params.get("B", 1)) * int(params.get("Hq", 1))
-    keys = 0
-    for i in range(-(-Nq // Br)):
-        last = min((i + 1) * Br, Nq) + Nk - Nq if params.get("causal") else Nk
-        keys += min(-(-min(max(last, 0), Nk) // Bc) * Bc, Nk)
-    kv = heads * keys * d
+    sight = Sight.of(params)
+    visited = sum(min(t.stop * Bc, sight.keys) - t.start * Bc for t in sight.tiles(Br, Bc) if t)
+    kv = heads * visited * d
     return {"Q": (heads * Nq * d, 0), "K": (kv, 0), "V": (kv, 0), "O": (0, heads * Nq * d), "L": (0, heads * Nq)}

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from flashviz.sight import Sight
+
 
 def model(params: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
     """Elements by tensor. A split that gets no tile still reads its q and writes O = 0 and L = -inf."""
-    Nq, Nk, d, splits = (int(params[name]) for name in ("Nq", "Nk", "d", "splits"))
+    Nq, d, Bc, splits = (int(params[name]) for name in ("Nq", "d", "Bc", "splits"))
     B, Hq, Hkv = (int(params.get(name, 1)) for name in ("B", "Hq", "Hkv"))
     rows = B * Hq * Nq
-    kv = B * Hkv * Nk * d
+    sight = Sight.of(params)
+    loaded = max(sight.keys - sight.keys_of(0).start // Bc * Bc, 0)
+    kv = B * Hkv * loaded * d
     partial = splits * rows
     return {
         "Q": (splits * rows * d, 0),

@@ -43,7 +43,8 @@ def grouped(recording: Recording, boxes: Mapping[str, Box]) -> dict[str, Box]:
     tiles, splits = int(recording.params.get("Tc", 1)), int(recording.params.get("splits", 1))
     each = -(-tiles // splits)
     groups = [range(n, min(n + each, tiles)) for n in range(0, tiles, each)]
-    if tiles > MOST_TILES or each == 1 or len(groups) == 1:
+    limited = "window" in recording.params or "kv_len" in recording.params  # then tiles belong to no split
+    if limited or tiles > MOST_TILES or each == 1 or len(groups) == 1:
         return {}
     room = HBM_TOP - HBM_BOTTOM - GROUP_GAP * (len(groups) - 1) - TILE_GAP * (tiles - len(groups))
     height, top = room / tiles, HBM_TOP
