@@ -41,12 +41,23 @@ def qkv(rng: np.random.Generator, Nq: int, Hq: int, Hkv: int, d: int = 8) -> lis
     return [rng.standard_normal(shape, "f4") for shape in shapes]
 
 
+def keys(rng: np.random.Generator, Nk: int) -> dict[str, Any]:
+    """A mask, a window and a number of keys in use, each now and then."""
+    causal = bool(rng.integers(2))
+    window = int(rng.integers(1, 12)) if causal and rng.integers(2) else None
+    kv_len = int(rng.integers(0, Nk + 1)) if rng.integers(2) else None
+    return {"causal": causal, "window": window, "kv_len": kv_len}
+
+
 def attention(kind: Any) -> Callable[[np.random.Generator], Program]:
     def make(rng: np.random.Generator) -> Program:
         Hq, Hkv = rng.choice([(1, 1), (2, 1), (4, 2)])
         Br, Bc = rng.choice([(4, 4), (3, 5)])
         inputs = qkv(rng, int(rng.integers(1, 22)), int(Hq), int(Hkv))
-        return kind(*inputs, Br=int(Br), Bc=int(Bc), causal=bool(rng.integers(2)))  # type: ignore[no-any-return]
+        options = keys(rng, inputs[1].shape[2])
+        if kind not in (fa1.FlashAttention1, fa2.FlashAttention2):
+            options = {"causal": options["causal"]}
+        return kind(*inputs, Br=int(Br), Bc=int(Bc), **options)  # type: ignore[no-any-return]
 
     return make
 
@@ -54,7 +65,8 @@ def attention(kind: Any) -> Callable[[np.random.Generator], Program]:
 def a_decoding(rng: np.random.Generator) -> Program:
     Hq, Hkv, Nq = (int(n) for n in rng.choice([(2, 2, 1), (4, 2, 2)]))
     splits = int(rng.choice([1, 3]))
-    return decoding.FlashDecoding(*qkv(rng, Nq, Hq, Hkv), splits=splits, Bc=4, causal=bool(rng.integers(2)))
+    q, K, V = qkv(rng, Nq, Hq, Hkv)
+    return decoding.FlashDecoding(q, K, V, splits=splits, Bc=4, **keys(rng, K.shape[2]))
 
 
 def a_softmax(form: str) -> Callable[[np.random.Generator], Program]:
