@@ -79,25 +79,26 @@ def timeline(
     row_of = {multiprocessor: row for row, multiprocessor in enumerate(shown)}
     lanes = _lanes(bars)
     depth = max(lanes.values(), default=0) + 1
-    start = min(bar.trace.start for bar in bars)
+    origins, cuts = _origins(bars)
     height = min(MOST_HEIGHT, max(LEAST_HEIGHT, 1.3 + ROW * len(shown)))
     figure = Figure(figsize=(WIDTH, height), dpi=100, facecolor=GROUND, layout="constrained")
     axes = figure.add_subplot()
     drawn = [bar for bar in bars if bar.trace.multiprocessor in row_of]
-    at = np.array([_edges(bar.trace, row_of, lanes[bar.launch, bar.block], depth, start) for bar in drawn]).reshape(
-        -1, 4
-    )
+    at = np.array(
+        [_edges(bar.trace, row_of, lanes[bar.launch, bar.block], depth, origins[bar.launch]) for bar in drawn]
+    ).reshape(-1, 4)
     colours = colours_of(recording)
-    end = (max(bar.trace.end for bar in bars) - start) / 1000
+    end = max(bar.trace.end - origins[bar.launch] for bar in bars) / 1000
     low, high = between or (0.0, end)
     narrow = float(np.median(at[:, 1] - at[:, 0])) / (high - low) * WIDTH * 0.88 if drawn else 0.0
     for action, colour in colours.items():
         mine = at[[bar.action == action for bar in drawn]] if drawn else at
         if len(mine):
             _add_bars(axes, mine, action, colour, outlined=narrow > LEAST_OUTLINED)
-    _add_begins(axes, recording, row_of, lanes, depth, start)
+    _add_begins(axes, recording, row_of, lanes, depth, origins)
     axes.set_xlim(low, high)
     axes.set_ylim(len(shown), 0)
+    _add_cuts(axes, cuts)
     if step is not None:
         _mark(axes, [edges for edges, bar in zip(at, drawn, strict=True) if bar.step == step])
     _dress(axes, recording, shown)
@@ -203,6 +204,39 @@ def _lanes(bars: list[Bar]) -> dict[tuple[int, Block], int]:
     return lanes
 
 
+def _origins(bars: list[Bar]) -> tuple[dict[int, int], list[tuple[float, float]]]:
+    """What counts as time 0 for each launch, and where time was cut: (where, how much), in microseconds.
+
+    Between two launches the host may take far longer than the kernels. Where it takes more than a fifth of what they
+    take together, the wait is cut to a twentieth, and the figure says so.
+    """
+    spans: dict[int, list[int]] = {}
+    for bar in bars:
+        span = spans.setdefault(bar.launch, [bar.trace.start, bar.trace.end])
+        span[0], span[1] = min(span[0], bar.trace.start), max(span[1], bar.trace.end)
+    ordered = sorted(spans.items(), key=lambda item: item[1])
+    busy = sum(end - start for _, (start, end) in ordered)
+    origin = ordered[0][1][0]
+    origins, cuts, last = {}, [], ordered[0][1][0]
+    for launch, (start, end) in ordered:
+        wait = start - last
+        if wait > busy / 5:
+            left_out = wait - busy // 20
+            cuts.append(((last - origin + busy / 40) / 1000, left_out / 1000))
+            origin += left_out
+        origins[launch] = origin
+        last = max(last, end)
+    return origins, cuts
+
+
+def _add_cuts(axes: Axes, cuts: list[tuple[float, float]]) -> None:
+    """A dashed line where time on the host was left out, and how much it was."""
+    for at, left_out in cuts:
+        axes.axvline(at, color=OUTLINE, linewidth=1, linestyle=(0, (4, 3)), gid="cut")
+        text = f"{left_out / 1000:,.1f} ms on the host left out"
+        axes.text(at, sum(axes.get_ylim()) / 2, text, rotation=90, ha="right", va="center", fontsize=9, color=TEXT)
+
+
 def _edges(
     trace: Trace, row_of: dict[int, int], lane: int, depth: int, start: int
 ) -> tuple[float, float, float, float]:
@@ -225,14 +259,14 @@ def _add_begins(
     row_of: dict[int, int],
     lanes: dict[tuple[int, Block], int],
     depth: int,
-    start: int,
+    origins: dict[int, int],
 ) -> None:
     """A line where each block begins."""
     lines = []
     for event in recording.events:
         key = (event.launch, event.block) if isinstance(event, Begin) else None
         if key in lanes and event.trace is not None and event.trace.multiprocessor in row_of:
-            left, _, top, bottom = _edges(event.trace, row_of, lanes[key], depth, start)
+            left, _, top, bottom = _edges(event.trace, row_of, lanes[key], depth, origins[event.launch])
             lines.append([(max(left, 0), top), (max(left, 0), bottom)])
     axes.add_collection(LineCollection(lines, colors=OUTLINE, linewidths=0.8, gid="begins"))
 

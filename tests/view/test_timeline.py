@@ -216,3 +216,17 @@ def test_many_blocks_are_few_artists_and_no_open_figures() -> None:
 def test_how_large_a_buffer_the_loops_of_a_hand_made_trace_need() -> None:
     x = np.ones((8, 4), "f4")
     assert most_actions(fa2.FlashAttention2(x, x, x), fa2.forward) == [len(bars_of(ONE))]
+
+
+def test_waiting_for_the_host_between_two_launches_is_cut_and_said() -> None:
+    run = fv.stored("flash_decoding_32")
+    bars = bars_of(run)
+    ends = [max(b.trace.end for b in bars if b.launch == n) for n in (0, 1)]
+    starts = [min(b.trace.start for b in bars if b.launch == n) for n in (0, 1)]
+    busy = sum(ends) - sum(starts)
+    assert starts[1] - ends[0] > 100 * busy  # milliseconds on the host, microseconds on the GPU
+    axes = fv.timeline(run).axes[0]
+    assert axes.get_xlim()[1] * 1000 < 1.2 * busy
+    assert [line.get_gid() for line in axes.lines if line.get_gid() == "cut"] == ["cut"]
+    assert any("ms on the host left out" in text.get_text() for text in axes.texts)
+    assert not [line for line in fv.timeline(fv.stored("flash_attention_2")).axes[0].lines if line.get_gid() == "cut"]
