@@ -38,8 +38,8 @@ class Box:
 
     ``caption`` is written ``drop`` below the box in ``caption_size``. ``hidden`` boxes stand where the ellipsis is: nothing
     is drawn there, but tiles fly from and to them. Up to ``numbers`` numbers of a vector or a single value are written
-    in the box itself, where they fit. The elements of a vector run ``across`` the box, and down where that is not set:
-    a tile with fewer is narrower, or lower.
+    in the box itself, where they fit, with at most ``digits`` significant digits. The elements of a vector run ``across``
+    the box, and down where that is not set: a tile with fewer is narrower, or lower.
     """
 
     x: float
@@ -54,6 +54,7 @@ class Box:
     caption_size: float = CAPTION
     numbers: int = 0
     across: bool = False
+    digits: int = 4
 
 
 @dataclass(frozen=True, slots=True)

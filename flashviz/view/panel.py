@@ -219,13 +219,15 @@ def legend_html(recording: Recording) -> str:
     """The hues of what is drawn, named."""
     drawn = {name for n in range(max(len(recording.launches), 1)) for name in layout_for(recording, None, n).boxes}
     levels, hues, own = levels_of(recording), hues_of(recording), own_hues(recording)
-    chips, seen = [], set()
+    chips, seen = [], set[tuple[str, str]]()
     order = list(HUES.values())
-    for slot in sorted(recording.slots, key=lambda s: _rank(hues[s.tensor], order)):
-        hue = own.get(slot.name) or hues[slot.tensor]
-        if slot.name not in drawn or hue in seen:
+    each = {s.name: own.get(s.name) or hues[s.tensor] for s in recording.slots}
+    for slot in sorted(recording.slots, key=lambda s: _rank(each[s.name], order)):
+        hue = each[slot.name]
+        said = (hue.meaning or slot.tensor, hue.outline)
+        if slot.name not in drawn or said in seen:
             continue
-        seen.add(hue)
+        seen.add(said)
         most = levels.get(slot.tensor, 1)
         first, last = fill_of(hue, 1, most), fill_of(hue, max(most, 1) if not hue.alternates else 2, most)
         ground = first if first == last else f"linear-gradient(90deg,{first} 50%,{last} 50%)"

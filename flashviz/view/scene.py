@@ -73,7 +73,7 @@ class _Painter:
                 self.ring(slot)
         for label in self.layout.labels:
             self.shapes.append(
-                Text(f"label.{label.text}.{label.x}", x=label.x, y=label.y, text=label.text, size=label.size)
+                Text(f"label.{label.text}.{label.x}.{label.y}", x=label.x, y=label.y, text=label.text, size=label.size)
             )
         for slot in chip:
             box = self.layout.boxes[slot.name]
@@ -237,6 +237,8 @@ def numbers_in(box: Box, slot: Slot, content: Content) -> list[tuple[str, float,
     places = max(math.prod(slot.shape), 1)
     width = box.w / places
     for digits in (4, 3, 2) if places == 1 else (3, 2):
+        if digits > box.digits:
+            continue
         texts = [short(x, digits) for x in content.values.array.ravel()]
         size = min(fit(text, box.text, width, box.h) for text in texts)
         if size >= LEAST_NUMBER:

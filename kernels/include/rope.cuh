@@ -7,7 +7,7 @@
 // reads x after it waits first. Su and others, arXiv 2104.09864, section 3.4.2.
 #pragma once
 
-#include "shared.cuh"
+#include "include/shared.cuh"
 
 // One pair, turned by one angle. Both elements are in registers, so that none is overwritten before it was read.
 __device__ __forceinline__ void rotate_pair(float& a, float& b, float cos, float sin) {

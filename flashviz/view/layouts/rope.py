@@ -64,7 +64,7 @@ def layout(recording: Recording, block: Block, launch: int = 0) -> Layout:
         for e in range(count):
             hidden = e not in strip.shown
             boxes[f"{name}{e}{suffix}"] = Box(
-                strip.x[e], y, width, HEIGHT, text=SIZE, hidden=hidden, numbers=int(number)
+                strip.x[e], y, width, HEIGHT, text=SIZE, hidden=hidden, numbers=int(number), digits=3
             )
         labels.extend(Label(x, y, "…", CAPTION) for x in strip.dots)
 
@@ -97,7 +97,7 @@ def registers(boxes: dict[str, Box], few: list[int], pairs: int, width: float, n
         x = left + (place + (dots and place == len(few) - 1)) * (each + APART)
         for n, name in enumerate("ab"):
             at = round(x + width / 2 + n * (width + GAP), 6)
-            boxes[f"{name}{p}"] = Box(at, REGISTERS, width, HEIGHT, f"{name}{p}", SIZE, numbers=int(number))
+            boxes[f"{name}{p}"] = Box(at, REGISTERS, width, HEIGHT, f"{name}{p}", SIZE, numbers=int(number), digits=3)
     if dots:
         x = round(left + (len(few) - 1) * (each + APART) + each / 2, 6)
         labels.append(Label(x, REGISTERS, "…", CAPTION))
