@@ -10,11 +10,13 @@ from flashviz.sight import Sight
 
 def model(params: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
     """Elements by tensor. A split that gets no tile still reads its q and writes O = 0 and L = -inf."""
-    Nq, d, Bc, splits = (int(params[name]) for name in ("Nq", "d", "Bc", "splits"))
+    Nq, d, splits = (int(params[name]) for name in ("Nq", "d", "splits"))
     B, Hq, Hkv = (int(params.get(name, 1)) for name in ("B", "Hq", "Hkv"))
     rows = B * Hq * Nq
     sight = Sight.of(params)
-    loaded = max(sight.keys - sight.keys_of(0).start // Bc * Bc, 0)
+    first = sight.keys_of(0).start
+    Bc = int(params["Bc"]) if first else 1  # only a window leaves tiles out at the front
+    loaded = max(sight.keys - first // Bc * Bc, 0)
     kv = B * Hkv * loaded * d
     partial = splits * rows
     return {
