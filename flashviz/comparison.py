@@ -10,6 +10,7 @@ from typing import Any
 import ipywidgets as widgets
 
 from flashviz.checks.traffic import running
+from flashviz.player import close_all, remember
 from flashviz.recording import as_recording
 from flashviz.view import panel
 from flashviz.view.storyboard import png, storyboard
@@ -30,7 +31,7 @@ class Comparison:
         if len(self.names) != 2:
             raise ValueError(f"{len(self.names)} names for two runs")
         self._counts = tuple(running(r) for r in self.recordings)
-        self._shown = 0
+        self._shown, self._closed = 0, False
         last = len(self) - 1
         w = widgets
         self.slider = w.IntSlider(value=0, min=0, max=last, description="Step", layout=w.Layout(flex="1 1 240px"))
@@ -38,8 +39,10 @@ class Comparison:
         back, forward = w.Button(description="‹ Back"), w.Button(description="Next ›")
         back.on_click(lambda _: self.go(self._shown - 1))
         forward.on_click(lambda _: self.go(self._shown + 1))
-        w.jslink((self.play, "value"), (self.slider, "value"))
-        self.slider.observe(lambda change: self.go(change["new"]), "value")
+        self.play.show_repeat = False
+        # Not linked in the browser: an earlier value that the kernel sends back would move the slider while it is dragged.
+        for control in (self.play, self.slider):
+            control.observe(lambda change: self.go(change["new"]), "value")
         self.pictures = (w.HTML(), w.HTML())
         self.texts = (w.HTML(), w.HTML())
         sides = [
@@ -74,7 +77,13 @@ class Comparison:
             follows = index == self._shown + 1
             self._shown = index
             self._draw(follows)
-        self.slider.value = index
+        self.slider.value = self.play.value = index
+
+    def close(self) -> None:
+        """Close the widgets."""
+        if not self._closed:
+            self._closed = True
+            close_all(self.widget)
 
     def _draw(self, tween: bool) -> None:
         for side, recording in enumerate(self.recordings):
@@ -92,12 +101,11 @@ class Comparison:
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         del include, exclude
         longest = max(self.recordings, key=lambda r: len(r.steps))
-        view = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
-        return {
-            "text/plain": repr(self),
-            "image/png": png(storyboard(longest)),
-            "application/vnd.jupyter.widget-view+json": view,
-        }
+        bundle: dict[str, Any] = {"text/plain": repr(self), "image/png": png(storyboard(longest))}
+        if not self._closed:
+            view = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
+            bundle["application/vnd.jupyter.widget-view+json"] = view
+        return bundle
 
 
 def compare(first: Any, second: Any, names: Sequence[str] | None = None) -> Comparison:
@@ -110,4 +118,6 @@ def compare(first: Any, second: Any, names: Sequence[str] | None = None) -> Comp
     Raises:
         ValueError: a run was made with ``record=False``, or there are not two names.
     """
-    return Comparison(first, second, names)
+    comparison = Comparison(first, second, names)
+    remember(comparison)
+    return comparison
