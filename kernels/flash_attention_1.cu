@@ -136,7 +136,9 @@ __global__ void flash_attention_1(const float* Q, const float* K, const float* V
                 float s = 0.f;
                 for (int x = 0; x < D; ++x) s += Qi[r][x] * Kj[x][c];
                 const int q = i * Br + r, k = j * Bc + c;
-                const bool seen = k < Nk && (!causal || (k - Nk <= q - Nq && (!window || k - Nk > q - Nq - window)));
+                const int ago = (q - Nq) - (k - Nk);       // how far the key lies back from the query's own; negative ahead
+                const bool near = ago >= 0 && (!window || ago < window);
+                const bool seen = k < Nk && (!causal || near);
                 Sij[r][c] = seen ? s * scale : -INFINITY;
             }
             __syncthreads();  // each row of Sij is complete before one thread reads all of it

@@ -130,8 +130,9 @@ __global__ void flash_decoding_split(const float* Q, const float* K, const float
             float dot = 0.f;
             for (int x = 0; x < D; ++x) dot += q[r][x] * Kj[c][x];
             const int k = j * Bc + c;
-            const int own = r % Nq - Nq;           // where the query stands, from the end of the keys
-            const bool seen = k < Nk && (!causal || (k - Nk <= own && (!window || k - Nk > own - window)));
+            const int ago = (r % Nq - Nq) - (k - Nk);      // how far the key lies back from the query's own; negative ahead
+            const bool near = ago >= 0 && (!window || ago < window);
+            const bool seen = k < Nk && (!causal || near);
             Sj[r][c] = seen ? dot * scale : -INFINITY;
         }
         __syncthreads();  // each row of Sj is complete before one thread reads all of it
