@@ -52,6 +52,7 @@ _WHERE = {
     "stored": "programs.stored",
     "check": "checks.kernels",
     "load": "files",
+    "Sight": "sight",
     "measured": "measurements",
     "save": "view.export",
     "page": "view.page",
@@ -63,6 +64,7 @@ _WHERE = {
     "explore": "explorer",
     "compare": "comparison",
     "traffic_plot": "view.traffic",
+    "mask_plot": "view.masks",
     "doctor": "doctor",
 }
 
@@ -105,10 +107,12 @@ if TYPE_CHECKING:
     from flashviz.programs.stored import stored as stored
     from flashviz.recorder import Recorder as Recorder
     from flashviz.recording import Recording as Recording
+    from flashviz.sight import Sight as Sight
     from flashviz.slots import Block as Block
     from flashviz.slots import Slot as Slot
     from flashviz.slots import Values as Values
     from flashviz.view.export import save as save
+    from flashviz.view.masks import mask_plot as mask_plot
     from flashviz.view.page import page as page
     from flashviz.view.scene import scene as scene
     from flashviz.view.storyboard import frame as frame

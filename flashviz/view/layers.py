@@ -6,7 +6,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from flashviz.events import Move, Step
+import numpy as np
+
+from flashviz.events import Change, Move, Step
 from flashviz.recording import Content, Key, Recording
 from flashviz.slots import Slot
 from flashviz.view.facts import waits
@@ -82,3 +84,31 @@ def contents_within(recording: Recording, key: Key, step: Step) -> Iterator[tupl
         found.append((content.event, content))
         end = content.event
     yield from reversed(found)
+
+
+def masked_cells(
+    recording: Recording, key: Key, content: Content, cells: tuple[int, int], shape: tuple[int, ...]
+) -> set[tuple[int, int]]:
+    """The cells (row, column) of scores that are masked, -inf, as they were computed: probabilities overwrite them in place.
+
+    None are where the numbers did not travel along. A cell that stands for several elements is masked where all of them are.
+    """
+    found: Content | None = content
+    while found is not None and isinstance(event := recording.events[found.event], Change) and event.role != "compute":
+        found = recording.content_before(key, found.event)
+    if found is None or found.values is None or len(found.shape) != 2:
+        return set()
+    hidden = np.isneginf(found.values.array)
+    if not hidden.any():
+        return set()
+    out = set()
+    for r in range(cells[0]):
+        for c in range(cells[1]):
+            rows, columns = (
+                slice(n * size // count, max((n + 1) * size // count, n * size // count + 1))
+                for n, size, count in zip((r, c), shape, cells, strict=True)
+            )
+            part = hidden[rows, columns]
+            if part.size and part.all():
+                out.add((r, c))
+    return out

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from flashviz.recording import Recording
 from flashviz.slots import Block, Slot
+from flashviz.view.maps import HeadMap, TileMap, head_map, tile_map
 from flashviz.view.palette import Hue
 from flashviz.view.text import LEAST, clean, fit, shorten
 
@@ -27,6 +28,8 @@ LIFT = 1.0
 """Without a grid of blocks there is nothing to zoom from: one row of on-chip slots stands higher."""
 DROP, HEADING, MOST_ROWS, LONGEST_ROW = 0.3, 0.4, 4, 1.7
 SQUARE, SQUARE_PITCH, SQUARE_ROWS, ONE_ROW, MOST_COLUMNS = 0.3, 0.4, (0.05, -0.35), -0.15, 22
+MAP_COLUMNS = 6
+"""With a map beside it the grid has fewer columns."""
 LEAST_RAGGED = 0.14
 MEMORIES = {"shared": "SRAM", "register": "registers"}
 """What the picture calls a memory; others have their own name."""
@@ -79,6 +82,7 @@ class Layout:
         rest: index of the square that stands for all blocks there is no room for, None where there is room.
         zoom: left and right x and the y of the top corners where the zoom lines end, None without zoom lines.
         hues: of tensors that are to look other than their names would have it, and of single slots, by their names.
+        maps: small maps beside the grid of blocks.
     """
 
     boxes: Mapping[str, Box]
@@ -88,6 +92,7 @@ class Layout:
     rest: int | None = None
     zoom: tuple[float, float, float] | None = None
     hues: Mapping[str, Hue] = field(default_factory=dict)
+    maps: tuple[TileMap | HeadMap, ...] = ()
 
 
 def parts(n: int, most: int = 8) -> int:
@@ -150,7 +155,7 @@ def column(x: float, w: float, tiles: list[Slot], size: float) -> tuple[dict[str
 Squares = tuple[tuple[tuple[float, float], ...], dict[tuple[int, Block], int], int | None]
 
 
-def grid_squares(recording: Recording, launch: int = 0) -> Squares:
+def grid_squares(recording: Recording, launch: int = 0, most: int = MOST_COLUMNS) -> Squares:
     """A launch's grid of CUDA blocks: squares under the title of the on-chip memory, each block's, and the rest's.
 
     One or two blocks sit in the six squares of the reference figure; more have a square each, in one row, then in
@@ -166,8 +171,8 @@ def grid_squares(recording: Recording, launch: int = 0) -> Squares:
                 index = (block.batch * gy + block.head) * gx + block.tile
                 place[launch, block] = index if index < total else n
     total = max([total, *(n + 1 for n in place.values())])
-    columns = 3 if total <= 2 else min(total, MOST_COLUMNS)
-    lines = SQUARE_ROWS if total <= 2 or total > MOST_COLUMNS else (ONE_ROW,)
+    columns = 3 if total <= 2 else min(total, most)
+    lines = SQUARE_ROWS if total <= 2 or total > most else (ONE_ROW,)
     left = -(columns * SQUARE_PITCH - (SQUARE_PITCH - SQUARE)) / 2
     squares = tuple((round(left + c * SQUARE_PITCH, 6), y) for y in lines for c in range(columns))
     if total <= 2:
@@ -235,6 +240,7 @@ def bands(
     cells: Iterable[str] = (),
     kv: tuple[str, ...] = (),
     grid: bool = True,
+    map_tiles: bool = False,
 ) -> Layout:
     """HBM above as columns of tiles, on-chip memories below as rows of slots, the grid of blocks between them.
 
@@ -248,6 +254,7 @@ def bands(
         cells: slots drawn in cells.
         kv: tensors whose heads are K, V heads.
         grid: draw the grid of CUDA blocks and the zoom lines.
+        map_tiles: draw the map of the tiles of scores, where a causal mask leaves some out.
     """
     hbm = [s for s in recording.slots if s.shared_by_grid]
     queries, keys = int(recording.params.get("Hq", 1)), int(recording.params.get("Hkv", 1))
@@ -277,6 +284,8 @@ def bands(
     labels += [Label(0, 0.6 if grid else round(top + 0.7, 6), title, TITLE), *extra]
     if not grid:
         return Layout(boxes | more, tuple(labels))
-    squares, square, rest = grid_squares(recording, launch)
+    found = (tile_map(recording) if map_tiles else None, head_map(recording) if kv else None)
+    maps = tuple(m for m in found if m is not None)
+    squares, square, rest = grid_squares(recording, launch, MAP_COLUMNS if maps else MOST_COLUMNS)
     zoom = (min(b.x - b.w / 2 for b in first), max(b.x + b.w / 2 for b in first), top)
-    return Layout(boxes | more, tuple(labels), squares, square, rest, zoom)
+    return Layout(boxes | more, tuple(labels), squares, square, rest, zoom, maps=maps)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from flashviz.recording import Content
@@ -32,7 +34,7 @@ def short(x: float, digits: int = 4) -> str:
 
 def rows_of(array: np.ndarray) -> list[list[str]]:
     """Up to 8 × 8 numbers as text, with an ellipsis where rows or columns are left out; vectors are one column."""
-    table = array.reshape(1, 1) if array.ndim == 0 else array.reshape(array.shape[0], -1)
+    table = array.reshape(1, 1) if array.ndim == 0 else array.reshape(array.shape[0], math.prod(array.shape[1:]))
     rows = [[number(float(x)) for x in row[:MOST]] + ["…"] * (len(row) > MOST) for row in table[:MOST]]
     return [*rows, ["…"]] if len(table) > MOST else rows
 

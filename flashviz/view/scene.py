@@ -16,7 +16,7 @@ from flashviz.slots import Slot
 from flashviz.view.facts import layout_for as layout_for
 from flashviz.view.facts import levels_of as levels_of
 from flashviz.view.facts import others_of as others_of
-from flashviz.view.layers import Layer, layers_of
+from flashviz.view.layers import Layer, layers_of, masked_cells
 from flashviz.view.layout import SQUARE, Box
 from flashviz.view.numbers import hover_text, short
 from flashviz.view.palette import GROUND, HATCH, OUTLINE, STALE, TEXT, Hue, fill_of, hue_of, text_on
@@ -56,6 +56,8 @@ class _Painter:
     def paint(self) -> Scene:
         step = self.step
         self.grid()
+        for drawn_map in self.layout.maps:
+            self.shapes += drawn_map.shapes(self.recording, self.number, step)
         drawn = [s for s in self.recording.slots if s.name in self.layout.boxes]
         hbm = [s for s in drawn if s.shared_by_grid]
         chip = [s for s in drawn if not s.shared_by_grid] if step.block is not None else []
@@ -194,6 +196,13 @@ class _Painter:
         top = box.y + box.h / 2
         moves = self.flight(layer, box.x, box.y, under)
         grows = self.growth(layer, under) if layer.fills else moves
+        masked = masked_cells(
+            self.recording,
+            self.recording.key(slot.name, self.step.launch, self.step.block),
+            layer.content,
+            (rows, columns),
+            slot.shape,
+        )
         if layer.cells:
             count, n, length = real_rows * real_columns, 0, layer.end - layer.start
             for r in range(real_rows):
@@ -202,10 +211,15 @@ class _Painter:
                     n += 1
                     at: dict[str, Any] = {"x": x + c * w, "y": top - (r + 1) * h, "w": w, "h": h, "under": under}
                     grow = window(self.t, start, end)
-                    self.shapes.append(Rect(f"{name}.{r}.{c}", start=start, end=end, **at, fill=fill, grow=grow))
+                    hidden = (r, c) in masked
+                    look: dict[str, Any] = {"fill": GROUND if hidden else fill, "hatched": hidden}
+                    self.shapes.append(Rect(f"{name}.{r}.{c}", start=start, end=end, **at, **look, grow=grow))
         else:
             at = {"x": x, "y": top - real_rows * h, "w": real_columns * w, "h": real_rows * h}
             self.shapes.append(Rect(f"{name}.fill", **grows, **at, fill=fill))
+            for r, c in sorted(masked):
+                at = {"x": x + c * w, "y": top - (r + 1) * h, "w": w, "h": h}
+                self.shapes.append(Rect(f"{name}.masked.{r}.{c}", **grows, **at, fill=GROUND, hatched=True))
         if real_columns < columns:
             rest: dict[str, Any] = {"x": x + real_columns * w, "y": y, "w": (columns - real_columns) * w, "h": box.h}
             self.shapes.append(Rect(f"{name}.masked", **grows, **rest, fill=GROUND, hatched=True))

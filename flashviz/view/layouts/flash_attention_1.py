@@ -18,4 +18,5 @@ def layout(recording: Recording, block: Block, launch: int = 0) -> Layout:
         widths={"m": 0.25, "l": 0.25, "mi": 0.25, "li": 0.25, "Sij": 1.2},
         cells=["Sij"],
         kv=("K", "V"),
+        map_tiles=True,
     )
