@@ -8,7 +8,7 @@ For checking, the kernel is compiled with -fsanitize=thread, whose calls go to `
 assembly first: the `.loc` directives in it are turned into a table of addresses and lines, so that no debugger or symbol tool is needed.
 
 Compiled libraries are kept by everything they were made from, in the user's cache folder or in FLASHVIZ_CACHE. Written for Linux, macOS and
-Windows on x86-64 and arm64; run by the tests on Linux x86-64 only, with g++ and ziglang.
+Windows on x86-64 and arm64. The tests run it on Linux x86-64 with g++ and ziglang; for the others they compile and link, and run nothing.
 """
 
 from __future__ import annotations
@@ -32,6 +32,11 @@ from flashviz.cuda.sources import blank_comments, folders
 MOST_KEPT = 1000  # files in the cache; past them the least recently used go
 CACHE_VARIABLE = "FLASHVIZ_CACHE"
 INSTALL = 'pip install "flashviz[cpu]"'
+CHECKING = ["-O1", "-g1", "-DFV_CHECK", "-fno-inline", "-fno-optimize-sibling-calls", "-fno-omit-frame-pointer"]
+if sys.platform == "win32":  # clang's driver refuses what its compiler can do, and line numbers would be Microsoft's
+    CHECKING += ["-gdwarf-4", "-Xclang", "-fsanitize=thread"]
+else:
+    CHECKING += ["-fsanitize=thread"]
 _SHARED = re.compile(
     r"(?P<extern>extern\s+)?__shared__\s+(?:(?:alignas|__align__)\s*\([^)]*\)\s*)?"
     r"(?P<type>(?:const\s+|volatile\s+)*(?:unsigned\s+|signed\s+|long\s+)*[\w:]+(?:<[^;<>]*>)?)\s+(?P<names>[^;={}()]+);"
@@ -187,11 +192,7 @@ def build(assembled: str, instances: Sequence[str], *, check: bool = False, defi
     ]
     common += ["-fno-sanitize=undefined"] if compiler.zig else []
     common += ["-fstack-clash-protection"] if sys.platform == "linux" else []  # no frame jumps over a stack's guard
-    flags = common + (
-        ["-O1", "-g1", "-fsanitize=thread", "-fno-inline", "-fno-optimize-sibling-calls", "-fno-omit-frame-pointer"]
-        if check
-        else ["-O2"]
-    )
+    flags = [*common, *(CHECKING if check else ["-O2"])]
     folder = cache_folder()
     versions = (compiler.command, compiler_version(compiler.command), sys.platform, runtime)
     path = folder / f"{_key(*versions, flags, text)}{'.dll' if sys.platform == 'win32' else '.so'}"

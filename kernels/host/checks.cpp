@@ -203,9 +203,9 @@ static void shared_access(size_t offset, size_t bytes, bool write, const Touch& 
     const int64_t count = (int64_t)(a.bytes / a.element);
     if (offset < a.offset || offset + bytes > a.offset + a.bytes) {
         if (offset >= a.offset && offset < a.offset + a.bytes) give_up(BOUNDS, {a.name, count, count, true}, now, write);
-        const Array near = nearest_array(offset, raw);
-        const int64_t element = floor_divide((int64_t)offset - (int64_t)near.offset, (int64_t)near.element);
-        give_up(BOUNDS, {near.name, element, (int64_t)(near.bytes / near.element), true}, now, write);
+        const Array closest = nearest_array(offset, raw);
+        const int64_t element = floor_divide((int64_t)offset - (int64_t)closest.offset, (int64_t)closest.element);
+        give_up(BOUNDS, {closest.name, element, (int64_t)(closest.bytes / closest.element), true}, now, write);
     }
     if (log_records) log_access(-2 - number, (int64_t)((offset - a.offset) / a.element), write, now.atomic);
     Place at = {a.name, 0, count, true};

@@ -14,7 +14,12 @@
 #define __device__
 #define __host__
 #define __constant__
+#if defined(FV_CHECK)  // then a call is a call, so that a report can say where a function was called
+#define __forceinline__ inline
+#else
 #define __forceinline__ inline __attribute__((always_inline))
+#endif
+#define FV_INLINE inline __attribute__((always_inline))
 #define __launch_bounds__(...)
 #define __align__(n) alignas(n)
 #define __restrict__ __restrict
@@ -47,6 +52,7 @@ inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 #define warpSize 32
 
 // A part of the dynamic shared array (shared.cuh): its place in that array becomes a name and a place of its own.
+#define SHARED_INLINE FV_INLINE
 #define SHARED_PART(name, first, count) \
     (static_cast<decltype(first)>(fv::shared_part(name, (const char*)(first) - fv::arena, (count) * sizeof(*(first)), sizeof(*(first)))))
 
@@ -186,25 +192,25 @@ inline unsigned fv_mask(unsigned mask = 0xffffffffu) { return mask; }
 #define atomicExch(p, v) fv_atomic(p, v, other)
 #define fv_atomic(p, v, how) fv_apply_##how(p, v)
 template <class T, class V>
-__forceinline__ T fv_apply_add(T* p, V v) { return fv::Reduce<T, fv::add<T>>::apply(p, (T)v); }
+FV_INLINE T fv_apply_add(T* p, V v) { return fv::Reduce<T, fv::add<T>>::apply(p, (T)v); }
 template <class T, class V>
-__forceinline__ T fv_apply_subtract(T* p, V v) { return fv::Reduce<T, fv::subtract<T>>::apply(p, (T)v); }
+FV_INLINE T fv_apply_subtract(T* p, V v) { return fv::Reduce<T, fv::subtract<T>>::apply(p, (T)v); }
 template <class T, class V>
-__forceinline__ T fv_apply_larger(T* p, V v) { return fv::Reduce<T, fv::larger<T>>::apply(p, (T)v); }
+FV_INLINE T fv_apply_larger(T* p, V v) { return fv::Reduce<T, fv::larger<T>>::apply(p, (T)v); }
 template <class T, class V>
-__forceinline__ T fv_apply_smaller(T* p, V v) { return fv::Reduce<T, fv::smaller<T>>::apply(p, (T)v); }
+FV_INLINE T fv_apply_smaller(T* p, V v) { return fv::Reduce<T, fv::smaller<T>>::apply(p, (T)v); }
 template <class T, class V>
-__forceinline__ T fv_apply_other(T* p, V v) { return fv::Reduce<T, fv::other<T>>::apply(p, (T)v); }
+FV_INLINE T fv_apply_other(T* p, V v) { return fv::Reduce<T, fv::other<T>>::apply(p, (T)v); }
 
-__forceinline__ int max(int a, int b) { return a < b ? b : a; }
-__forceinline__ unsigned max(unsigned a, unsigned b) { return a < b ? b : a; }
-__forceinline__ long long max(long long a, long long b) { return a < b ? b : a; }
-__forceinline__ float max(float a, float b) { return fmaxf(a, b); }
-__forceinline__ int min(int a, int b) { return b < a ? b : a; }
-__forceinline__ unsigned min(unsigned a, unsigned b) { return b < a ? b : a; }
-__forceinline__ long long min(long long a, long long b) { return b < a ? b : a; }
-__forceinline__ float min(float a, float b) { return fminf(a, b); }
-__forceinline__ float rsqrtf(float x) { return 1.f / sqrtf(x); }
+FV_INLINE int max(int a, int b) { return a < b ? b : a; }
+FV_INLINE unsigned max(unsigned a, unsigned b) { return a < b ? b : a; }
+FV_INLINE long long max(long long a, long long b) { return a < b ? b : a; }
+FV_INLINE float max(float a, float b) { return fmaxf(a, b); }
+FV_INLINE int min(int a, int b) { return b < a ? b : a; }
+FV_INLINE unsigned min(unsigned a, unsigned b) { return b < a ? b : a; }
+FV_INLINE long long min(long long a, long long b) { return b < a ? b : a; }
+FV_INLINE float min(float a, float b) { return fminf(a, b); }
+FV_INLINE float rsqrtf(float x) { return 1.f / sqrtf(x); }
 #define __expf(x) expf(x)
 #define __exp2f(x) exp2f(x)
 #define __logf(x) logf(x)
@@ -215,19 +221,19 @@ __forceinline__ float rsqrtf(float x) { return 1.f / sqrtf(x); }
 #define __frcp_rn(a) (1.f / (a))
 #define __fmaf_rn(a, b, c) fmaf(a, b, c)
 #define __ldg(p) (*(p))
-__forceinline__ int __float_as_int(float x) {
+FV_INLINE int __float_as_int(float x) {
     int bits;
     memcpy(&bits, &x, 4);
     return bits;
 }
-__forceinline__ float __int_as_float(int bits) {
+FV_INLINE float __int_as_float(int bits) {
     float x;
     memcpy(&x, &bits, 4);
     return x;
 }
 
 // What trace.cuh reads from special registers on a GPU: here one multiprocessor, and the system's clock.
-__forceinline__ unsigned fv_host_smid() { return 0; }
-__forceinline__ unsigned long long fv_host_globaltimer() { return fv::nanoseconds(); }
+FV_INLINE unsigned fv_host_smid() { return 0; }
+FV_INLINE unsigned long long fv_host_globaltimer() { return fv::nanoseconds(); }
 // The thread that calls it begins an action: its memory accesses from here to its next call are logged as the action's (see fv_log).
-__forceinline__ void fv_host_action(unsigned action, int tiles, int first, int second) { fv::begin_action(action, tiles, first, second); }
+FV_INLINE void fv_host_action(unsigned action, int tiles, int first, int second) { fv::begin_action(action, tiles, first, second); }

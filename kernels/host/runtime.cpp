@@ -8,6 +8,9 @@
 #include <time.h>
 #if !defined(_WIN32)
 #include <sys/time.h>
+#if defined(__APPLE__)
+#include <sys/ucontext.h>
+#endif
 #endif
 
 namespace fv {
@@ -367,8 +370,13 @@ static void caught(int number, siginfo_t* info, void* context) {
         raise(number);
         return;
     }
-    const void* pc = nullptr;
-#if defined(__linux__) && defined(__x86_64__)
+    (void)context;
+    const void* pc = nullptr;  // stays so where the system's structure is not known here: then the last access has to do
+#if defined(__APPLE__) && defined(__x86_64__)
+    pc = (const void*)(((ucontext_t*)context)->uc_mcontext->__ss.__rip + 1);
+#elif defined(__APPLE__) && defined(__aarch64__)
+    pc = (const void*)(__darwin_arm_thread_state64_get_pc(((ucontext_t*)context)->uc_mcontext->__ss) + 1);
+#elif defined(__linux__) && defined(__x86_64__)
     pc = (const void*)(((ucontext_t*)context)->uc_mcontext.gregs[REG_RIP] + 1);
 #elif defined(__linux__) && defined(__aarch64__)
     pc = (const void*)(((ucontext_t*)context)->uc_mcontext.pc + 1);

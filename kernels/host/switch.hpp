@@ -1,5 +1,5 @@
 // switch.hpp: from one stack to another. Own assembly for x86-64 and arm64 (System V, AAPCS: Linux, macOS), fibers on Windows, ucontext
-// elsewhere or with -DFV_UCONTEXT. Run by the tests: Linux x86-64, both its own assembly and ucontext. The others are written, not run.
+// elsewhere or with -DFV_UCONTEXT. Run by the tests: Linux x86-64, both its own assembly and ucontext. The others are compiled, not run.
 #pragma once
 #include <stdlib.h>
 #include <string.h>

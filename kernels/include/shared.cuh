@@ -15,6 +15,7 @@
 // On the processor (kernels/host/) each part gets a place of its own with fences around it; on a GPU it is where it was carved.
 #ifndef SHARED_PART
 #define SHARED_PART(name, first, count) (first)
+#define SHARED_INLINE __forceinline__
 #endif
 
 extern __shared__ float dynamic_shared[];
@@ -22,7 +23,7 @@ extern __shared__ float dynamic_shared[];
 template <int Cols>
 struct SharedTile {
     float* first;
-    __device__ __forceinline__ float* operator[](int row) const { return first + row * Cols; }
+    __device__ SHARED_INLINE float* operator[](int row) const { return first + row * Cols; }
 };
 
 struct SharedCarver {

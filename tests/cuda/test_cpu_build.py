@@ -198,6 +198,64 @@ def test_ziglang_compiles_what_the_system_compiler_does(cache: Path, monkeypatch
     assert any(file == "online_softmax.cu" for _, file, _ in library._read_lines())
 
 
+OTHERS = {
+    "aarch64-macos": "darwin",
+    "x86_64-macos": "darwin",
+    "x86_64-windows-gnu": "win32",
+    "aarch64-linux-gnu": "linux",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(ZIG != "ziglang", reason="ziglang is not installed: pip install ziglang")
+@pytest.mark.parametrize("target", OTHERS)
+def test_other_systems_compile_and_link(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is run: that the sources, the table of lines and the link are right for systems that are not here."""
+    host = cpu_build.host_folder()
+    zig = [sys.executable, "-m", "ziglang", "c++", "-target", target, "-fPIC", "-fno-sanitize=undefined"]
+    flags = ["-std=c++17", "-fno-exceptions", "-fno-rtti", "-Wall", "-Wextra", "-Werror", "-O2"]
+    checking = [flag for flag in cpu_build.CHECKING if flag != "-fsanitize=thread"] + [
+        "-gdwarf-4",
+        "-Xclang",
+        "-fsanitize=thread",
+    ]
+    source, assembly = tmp_path / "kernel.cpp", tmp_path / "kernel.s"
+    source.write_text(
+        f'#include "cuda.hpp"\n{rewrite_shared(find("flash_attention_2").assembled)}\n'
+        'FV_EXPORT fv::Kernel fv_kernels[] = {fv::kernel<&flash_attention_2<4, 4, 8>>("k")};\n'
+    )
+
+    def run(*arguments: str) -> None:
+        done = subprocess.run([*zig, *arguments], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+    for name in ("runtime", "checks"):
+        run(*flags, "-c", str(host / f"{name}.cpp"), "-o", str(tmp_path / f"{name}.o"))
+    run(
+        "-std=c++17",
+        "-fno-exceptions",
+        "-fno-rtti",
+        "-w",
+        *checking,
+        f"-I{host}",
+        "-S",
+        str(source),
+        "-o",
+        str(assembly),
+    )
+    text = assembly.read_text()
+    assert "__tsan_read4" in text
+    with monkeypatch.context() as system:
+        system.setattr(sys, "platform", OTHERS[target])
+        assembly.write_text(with_line_table(text))
+        link = cpu_build._link_flags(Compiler(("ziglang",), "ziglang"), host)
+        libraries = cpu_build._libraries(Compiler(("ziglang",), "ziglang"))
+    assert assembly.read_text().count(".quad") > 100
+    run("-c", str(assembly), "-o", str(tmp_path / "kernel.o"))
+    objects = [str(tmp_path / f"{name}.o") for name in ("kernel", "runtime", "checks")]
+    run("-shared", *link, "-o", str(tmp_path / "library"), *objects, *libraries)
+
+
 @pytest.mark.slow
 @COMPILER
 @pytest.mark.skipif(sys.platform != "linux", reason="the other switch is for systems without an own one")
