@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from flashviz.recording import as_recording
 from flashviz.sight import Sight
+from flashviz.view.figure import Figure
 from flashviz.view.palette import GROUND, HATCH, HUES, TEXT
 
 CELL, MARGIN, MOST = 0.3, 0.75, 40
