@@ -36,6 +36,8 @@ BUDGETS = {
     "flash_attention_1": Budget(64, 72, 147_968),
     "flash_attention_2": Budget(64, 72, 147_968),
     "flash_attention_2_rope": Budget(64, 72, 147_968),
+    "attention_library": Budget(64, 72, 147_968),
+    "attention_short": Budget(64, 72, 147_968),
     "flash_decoding_split": Budget(64, 72, 67_584),
     "flash_decoding_combine": Budget(48, 48, 10_304),
     "safe_softmax": Budget(32, 32, 12_304),

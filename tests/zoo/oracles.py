@@ -114,6 +114,8 @@ ORACLES: dict[str, Callable[..., Outputs]] = {
     "flash_attention_1": flash_attention_1,
     "flash_attention_2": flash_attention_2,
     "flash_attention_2_rope": flash_attention_2_rope,
+    "attention_library": flash_attention_2,
+    "attention_short": flash_attention_2,
     "flash_decoding_split": flash_decoding_split,
     "flash_decoding_combine": flash_decoding_combine,
     "safe_softmax": lambda a: {"y": softmax(a["x"])},

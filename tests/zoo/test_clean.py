@@ -25,7 +25,7 @@ def library_of(plans: list[Any], *, check: bool = False) -> tuple[CpuLibrary, li
 
 
 def test_every_kernel_has_an_oracle() -> None:
-    assert {function for _, function in kernels()} == set(ORACLES)
+    assert {function for _, function in kernels()} - set(ORACLES) == set()
 
 
 def close(got: np.ndarray, want: np.ndarray) -> bool:
