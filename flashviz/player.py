@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from functools import cached_property
 from html import escape
 from typing import Any
 
@@ -20,10 +21,13 @@ from flashviz.recording import Recording, as_recording
 from flashviz.view import panel
 from flashviz.view.storyboard import png, storyboard
 from flashviz.view.svg import STEP_MS, frame_svg
+from flashviz.view.timeline import Strip, strip, timed
 
 SPEEDS = (("0.5 ×", 0.5), ("1 ×", 1.0), ("2 ×", 2.0), ("4 ×", 4.0))
 PAUSE_MS = 350
 """How long a step stands still after its tween while playing."""
+NUMBERS, TIMELINE = -1, -2
+"""The pages beside the picture that are not source code."""
 LANGUAGES = {"python": "Python", "cuda": "CUDA"}
 MOST_FRAMES = 400
 """Frames that are kept as text; an older one is drawn again when it is asked for."""
@@ -106,7 +110,10 @@ class Player:
         self.beside = w.HTML(layout=w.Layout(width="auto"))
         self.mark = w.HTML(layout=w.Layout(display="none"))
         pages = [(LANGUAGES.get(s.language, s.language), n) for n, s in enumerate(self.recording.code)]
-        self.page = w.ToggleButtons(options=[*pages, ("Numbers", -1)], style={"button_width": "auto"})
+        pages.append(("Numbers", NUMBERS))
+        if timed(self.recording):
+            pages.append(("Timeline", TIMELINE))
+        self.page = w.ToggleButtons(options=pages, style={"button_width": "auto"})
         style = w.HTML(f"<style>{panel.STYLE}</style>", layout=w.Layout(display="none"))
         legend = w.HTML(panel.legend_html(self.recording) + panel.NAMES, layout=w.Layout(width="auto"))
         left = w.VBox([self.picture, legend])
@@ -187,7 +194,7 @@ class Player:
         self.counts.value = self._counts_html(index)
         self.where.value = f'<div class="fv-now fv-where" aria-live="polite">{escape(panel.where_text(step))}</div>'
         self._style()
-        if self.page.value == -1:
+        if self.page.value == NUMBERS:
             self.beside.value = panel.numbers_html(self.recording, self.steps[index])
         if index + 1 < len(self.steps):
             self.frame(index + 1, tween=self.steps[index + 1] == self.steps[index] + 1)
@@ -201,9 +208,16 @@ class Player:
             if change["new"] and view.play is not change["owner"]:
                 setattr(view.play, _playing(view.play), False)
 
+    @cached_property
+    def _strip(self) -> Strip:
+        return strip(self.recording)
+
     def _turned(self, _: Any) -> None:
-        if self.page.value == -1:
+        if self.page.value == NUMBERS:
             self.beside.value = panel.numbers_html(self.recording, self.step)
+        elif self.page.value == TIMELINE:
+            self.beside.value = panel.timeline_html(self._strip)
+            self._style()
         else:
             source: Source = self.recording.code[self.page.value]
             self.beside.value = panel.code_html(source, self._targets)
@@ -216,6 +230,8 @@ class Player:
     def _style(self) -> None:
         tween = STEP_MS / self.speed.value
         marked = panel.mark_css(self._name, self.recording.steps[self.step])
+        if self.page.value == TIMELINE:
+            marked += panel.timeline_css(self._name, self._strip, self.step)
         self.mark.value = f"<style>.{self._name}{{--fv-step:{tween:.0f}ms}}{marked}</style>"
 
     def _counts_html(self, index: int) -> str:

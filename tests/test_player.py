@@ -450,3 +450,28 @@ def test_ten_thousand_steps_open(capsys: pytest.CaptureFixture[str]) -> None:
             end="",
         )
     player.close()
+
+
+def test_a_run_with_times_of_a_gpu_has_its_timeline_beside_the_picture() -> None:
+    stored = fv.stored("flash_attention_2")
+    player = fv.play(stored, steps=range(30))
+    assert ("Timeline", -2) in player.page.options
+    player.page.value = -2
+    assert player.beside.value.count("<img") == 1
+    seen = set()
+    for index in range(len(player)):
+        player.go(index)
+        place = player._strip.places.get(player.step)
+        if place is None:
+            assert ".fv-time-mark{display:none}" in player.mark.value
+            continue
+        assert all(0 <= part <= 1 for part in place)
+        assert f"left:{100 * place[0]:.3f}%" in player.mark.value
+        seen.add(place)
+    assert len(seen) > 10  # steps of a block stand at places of their own
+    lefts = [player._strip.places[n][0] for n in range(30) if n in player._strip.places]
+    assert lefts == sorted(lefts)  # a block's actions go to the right
+
+
+def test_a_run_without_times_has_no_timeline(run: Any) -> None:
+    assert "Timeline" not in dict(fv.play(run).page.options)

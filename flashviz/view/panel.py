@@ -6,6 +6,7 @@ numbers: a line of code that is clicked goes to the next step that performs it, 
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from html import escape
@@ -19,6 +20,7 @@ from flashviz.view.facts import hues_of, layout_for, levels_of, own_hues
 from flashviz.view.numbers import rows_of
 from flashviz.view.palette import HUES, OUTLINE, STALE, Hue, fill_of
 from flashviz.view.svg import css_id
+from flashviz.view.timeline import Strip
 
 MOST_TARGETS = 2000
 _GO = (
@@ -64,6 +66,9 @@ STYLE = """
 .fv-legend{display:flex;flex-wrap:wrap;gap:4px 14px;font:12px/1.5 system-ui,sans-serif;padding-top:6px;
  color:var(--jp-ui-font-color1,inherit)}
 .fv-chip{display:inline-block;width:1.6em;height:.9em;vertical-align:-.1em;margin-right:.4em;border:1.5px solid}
+.fv-time{position:relative;overflow:hidden;border-radius:6px}.fv-time img{display:block;width:100%}
+.fv-time-mark{position:absolute;box-sizing:content-box;margin:-3px;padding:2px;border:2px solid #18181b;
+ background:rgba(250,204,21,.75);min-width:3px;min-height:3px}
 """.replace("RATIO", f"{WIDTH:g}/{HEIGHT:g}")
 """Styles of the panels: their own light ground, so that they read the same in a dark theme, and heights that no step
 changes. The picture's width is limited so that it fits below the controls on a laptop's screen."""
@@ -213,6 +218,24 @@ def numbers_html(recording: Recording, number: int) -> str:
     return (
         f'<div class="fv-numbers" tabindex="0" role="region" aria-label="numbers in the slots">{"".join(parts)}</div>'
     )
+
+
+def timeline_html(strip: Strip) -> str:
+    """The timeline with a box that :func:`timeline_css` puts on the current step."""
+    data = base64.b64encode(strip.png).decode()
+    return (
+        '<div class="fv-time"><img alt="timeline: multiprocessors down, time across" '
+        f'src="data:image/png;base64,{data}"><span class="fv-time-mark"></span></div>'
+    )
+
+
+def timeline_css(scope: str, strip: Strip, number: int) -> str:
+    """Where the mark is for a step, inside the element of class ``scope``; nowhere for a step without actions."""
+    place = strip.places.get(number)
+    if place is None:
+        return f".{scope} .fv-time-mark{{display:none}}"
+    left, top, width, height = (f"{100 * part:.3f}%" for part in place)
+    return f".{scope} .fv-time-mark{{left:{left};top:{top};width:{width};height:{height}}}"
 
 
 def legend_html(recording: Recording) -> str:

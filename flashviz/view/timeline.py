@@ -70,7 +70,16 @@ def timeline(
     Traceback (most recent call last):
     ValueError: a timeline needs times of a GPU, and this run was made on "numpy", where nothing is timed; ...
     """
-    recording = as_recording(run)
+    return _draw(as_recording(run), step, multiprocessors, between)[0]
+
+
+def _draw(
+    recording: Recording,
+    step: int | None,
+    multiprocessors: Sequence[int] | None = None,
+    between: tuple[float, float] | None = None,
+) -> tuple[Figure, list[Bar], np.ndarray]:
+    """The figure, the bars in it, and the edges of each: left, right, top, bottom in the axes' data."""
     bars = bars_of(recording)
     if step is not None:
         recording.check_step(step)
@@ -107,7 +116,40 @@ def timeline(
         _name(axes, figure, zip(drawn, at, strict=True), colours)
     handles = [Patch(facecolor=c, edgecolor=OUTLINE, label=a.replace("_", " ")) for a, c in colours.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 8), frameon=False, fontsize=9)
-    return figure
+    return figure, drawn, at
+
+
+@dataclass(frozen=True)
+class Strip:
+    """A timeline as a picture, and where each step is on it: left, top, width, height as parts of the picture."""
+
+    png: bytes
+    places: dict[int, tuple[float, float, float, float]]
+
+
+def timed(recording: Recording) -> bool:
+    """Whether a recording has times of a GPU to draw a timeline of."""
+    return recording.device == "gpu" and any(e.trace is not None and e.trace.start >= 0 for e in recording.events)
+
+
+def strip(recording: Recording) -> Strip:
+    """The timeline for showing beside the player: drawn once, with a place to mark for every step.
+
+    Raises:
+        ValueError: the recording has no times of a GPU.
+    """
+    figure, drawn, at = _draw(recording, None)
+    picture = figure._repr_png_()
+    axes = figure.axes[0]
+    width, height = figure.get_size_inches() * figure.dpi
+    pixels = axes.transData.transform(at[:, [0, 2, 1, 3]].reshape(-1, 2))
+    corners = (pixels / (width, height)).reshape(-1, 4)
+    edges: dict[int, list[float]] = {}
+    for bar, (left, top, right, bottom) in zip(drawn, corners.tolist(), strict=True):
+        own = edges.setdefault(bar.step, [left, top, right, bottom])
+        own[:] = [min(own[0], left), max(own[1], top), max(own[2], right), min(own[3], bottom)]
+    places = {n: (left, 1 - top, right - left, top - bottom) for n, (left, top, right, bottom) in edges.items()}
+    return Strip(picture, places)
 
 
 def bars_of(recording: Recording) -> list[Bar]:
