@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from programs.traced import an_attention, change
+from programs.traced import an_attention, change, loop_of
 
 import flashviz as fv
-from flashviz import cuda
 from flashviz.checks.same import Difference, same
 from flashviz.cuda import cpu
 from flashviz.programs import flash_attention_1 as fa1
@@ -175,15 +173,6 @@ def differences(program: Any, loops: Any, launch: Any, expected: Any) -> list[Di
     loops(expected)
     _, recording = run_kernel(program, loops, launch, "cpu")
     return same(recording, expected.run())
-
-
-def loop_of(file: str, variable: str, depth: int = 4) -> str:
-    """The line that begins the loop over tiles, indented by ``depth`` blanks."""
-    text = cuda.find(file).text
-    (head,) = re.findall(
-        rf"^ {{{depth}}}(for \(int {variable} = [^;]*; {variable} [^;]*; \+\+{variable}\) {{\n)(?! *for)", text, re.M
-    )
-    return str(head)
 
 
 ORDERS = {

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from programs.traced import BY_NAME, CASES, Case, an_attention, change
+from programs.traced import BY_NAME, CASES, Case, an_attention, change, loop_of
 
 import flashviz as fv
 from flashviz import cuda
@@ -148,23 +148,8 @@ def test_a_lie_is_reported(lie: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_an_honest_change_is_no_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles from the last to the first, and said so: another algorithm, no lie."""
-    edits = [
-        ("const int k = j * Bc + c;              // row of K", "const int k = (tiles - 1 - j) * Bc + c;   // row of K")
-    ]
-    edits += [
-        (
-            "            const int k = j * Bc + c;\n            Vj",
-            "            const int k = (tiles - 1 - j) * Bc + c;\n            Vj",
-        )
-    ]
-    edits += [
-        ("k = j * Bc + c;\n            const bool seen", "k = (tiles - 1 - j) * Bc + c;\n            const bool seen")
-    ]
-    edits += [
-        (f"TRACE({name}, j)", f"TRACE({name}, tiles - 1 - j)")
-        for name in ("load_k", "load_v", "scores", "softmax", "accumulate")
-    ]
-    assert lies(monkeypatch, tmp_path, *edits) == []
+    backwards = "for (int n = 0; n < tiles; ++n) { const int j = tiles - 1 - n;\n"
+    assert lies(monkeypatch, tmp_path, (loop_of("flash_attention_2", "j"), backwards)) == []
 
 
 def test_lies_of_a_kernel_with_two_loops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

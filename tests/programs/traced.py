@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,6 +127,15 @@ def change(monkeypatch: pytest.MonkeyPatch, folder: Path, file: str, *edits: tup
     (folder / f"{file}.cu").write_text(text, encoding="utf-8")
     known = sources.folders()
     monkeypatch.setattr(sources, "folders", lambda: (folder, *known))
+
+
+def loop_of(file: str, variable: str, depth: int = 4) -> str:
+    """The line that begins the loop over tiles, indented by ``depth`` blanks."""
+    text = cuda.find(file).text
+    (head,) = re.findall(
+        rf"^ {{{depth}}}(for \(int {variable} = [^;]*; {variable} [^;]*; \+\+{variable}\) {{\n)(?! *for)", text, re.M
+    )
+    return str(head)
 
 
 def an_attention(kind: Any = fa2.FlashAttention2, Nq: int = 10, Nk: int = 14, **options: Any) -> Any:
