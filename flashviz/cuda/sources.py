@@ -178,7 +178,8 @@ def assemble(text: str, path: Path) -> str:
     def expand(text: str, path: Path, label: str) -> str:
         def replace(match: re.Match[str]) -> str:
             wanted, line = match[1], text.count("\n", 0, match.start()) + 1
-            places = [path.parent / wanted, *(folder / wanted for folder in folders())]
+            beside = [folder / part / wanted for folder in folders() for part in ("", "include")]
+            places = [path.parent / wanted, *beside]  # an edited copy of a header finds its siblings with the kernels
             found = next((p for p in places if p.is_file()), None)
             if found is None:
                 raise SourceError(

@@ -93,6 +93,15 @@ def test_the_same_file_elsewhere_is_the_same_source(tmp_path: Path) -> None:
     assert find(tmp_path / "flash_attention_2.cu").assembled == source.assembled
 
 
+def test_an_edited_copy_of_a_header_finds_its_siblings(tmp_path: Path) -> None:
+    source = find("attention_library")
+    (tmp_path / "include").mkdir()
+    header = (source.path.parent / "include" / "attention.cuh").read_text()
+    (tmp_path / "include" / "attention.cuh").write_text(header)
+    (tmp_path / "attention_library.cu").write_text(source.text)
+    assert find(tmp_path / "attention_library.cu").assembled == source.assembled
+
+
 def test_an_include_that_is_commented_out_stays_out(minimal: Path) -> None:
     text = MINIMAL.replace("#include", '// #include "nowhere.cuh"\n/* #include "nowhere.cuh" */\n#include')
     assert "nowhere.cuh" in parse(text, minimal).assembled
@@ -126,9 +135,9 @@ def test_header() -> None:
     assert header.blocks == ("Br", "Bc")
     assert header.arch == 75
     assert header.arrays["K"] == ("B", "Hkv", "Nk", "D")
-    assert header.defaults == {"scale": "1 / sqrt(D)"}
+    assert header.defaults == {"scale": "1 / sqrt(D)", "kv_len": "Nk", "window": "0"}
     assert {"Br": 64, "Bc": 64, "D": 128} in header.instances
-    assert all({"B", "Hq", "Hkv", "Nq", "Nk", "causal"} == set(shape) for shape in header.shapes)
+    assert all({"B", "Hq", "Hkv", "Nq", "Nk", "causal"} == set(s) - {"kv_len", "window"} for s in header.shapes)
     assert any(s["Nq"] > s["Nk"] and s["causal"] for s in header.shapes), "a row block that sees no key"
 
 
