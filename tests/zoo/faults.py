@@ -46,6 +46,7 @@ class Fault:
 
 FA1, FA2, FAR = "flash_attention_1", "flash_attention_2", "flash_attention_2_rope"
 FD, OS, ROPE, SA = "flash_decoding", "online_softmax", "rope", "standard_attention"
+LIB = "attention_library"
 
 FAULTS = [
     # ---- FlashAttention-2
@@ -208,6 +209,24 @@ FAULTS = [
         "b = K[(long long)k * D + p + D];",
         "bounds",
         "K",
+    ),
+    # ---- the library step
+    Fault(
+        "every thread sets row 0",
+        LIB,
+        "mi[r] = -INFINITY;",
+        "mi[0] = mi[r] = -INFINITY;",
+        "race",
+        "mi",
+    ),
+    Fault(
+        "keys in use, and none behind them",
+        LIB,
+        "Nk = kv_len;",
+        "Nk = kv_len + Bc;",
+        "bounds",
+        "K",
+        at="attention_pass<Br, Bc, D>(",
     ),
     # ---- flash decoding
     Fault(

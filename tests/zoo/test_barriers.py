@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from zoo.oracles import files, kernels
 
 from flashviz.checks.kernels import check
 from flashviz.cuda import cpu, find
-from flashviz.cuda.sources import blank_comments
+from flashviz.cuda.sources import blank_comments, folders
 
 if not cpu.status().usable:
     pytest.skip("no C++ compiler is here: pip install ziglang", allow_module_level=True)
@@ -76,6 +77,38 @@ def test_deleting_a_barrier_is_caught(number: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("file", "number"), [pair for pair in every_barrier() if pair[0] != "flash_attention_2"])
 def test_deleting_any_barrier_is_caught(file: str, number: int, tmp_path: Path) -> None:
     deleting_is_caught(file, number, tmp_path)
+
+
+def headers() -> list[tuple[Path, int]]:
+    """Every barrier in a header: the file and the barrier's line."""
+    found = []
+    for header in sorted(path for folder in folders() for path in (folder / "include").glob("*.cuh")):
+        code = blank_comments(header.read_text(encoding="utf-8"))
+        found += [(header, code.count("\n", 0, match.start()) + 1) for match in BARRIER.finditer(code)]
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("header", "line"), headers(), ids=lambda value: getattr(value, "name", str(value)))
+def test_deleting_a_headers_barrier_is_caught(header: Path, line: int, tmp_path: Path) -> None:
+    """In one of the kernels that include it, with the header named among the places."""
+    shutil.copytree(header.parent, tmp_path / "include")
+    lines = header.read_text(encoding="utf-8").splitlines()
+    lines[line - 1] = BARRIER.sub(";", lines[line - 1])
+    (tmp_path / "include" / header.name).write_text("\n".join(lines), encoding="utf-8")
+    said = []
+    for file in files():
+        if f'#line 1 "{header.name}"' not in find(file).assembled:
+            continue
+        path = tmp_path / f"{file}.cu"
+        path.write_text(find(file).text, encoding="utf-8")
+        report = check(path, answers=False)
+        said.append(str(report))
+        assert report.problem == ""
+        for finding in report.findings:
+            if finding.kind == "race" and any(name == header.name for places in finding.places for name, _ in places):
+                return
+    raise AssertionError((header.name, line, said))
 
 
 def test_the_barriers_are_found() -> None:

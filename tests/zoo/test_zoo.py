@@ -36,7 +36,8 @@ def caught(fault: Fault, tmp_path: Path) -> None:
     ]
     assert found, report
     if fault.kind != "missing":  # which no line does
-        assert any(line in fault.lines for finding in found for line in finding.lines), (fault.lines, report)
+        places = {place for finding in found for side in finding.places for place in side}
+        assert any(file == path.name and line in fault.lines for file, line in places), (fault.lines, report)
     for finding in found:
         assert finding.element.startswith(finding.array) or fault.kind in (
             "barrier",
