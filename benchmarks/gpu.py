@@ -46,15 +46,18 @@ SMALL = (  # B, Hq, Hkv, Nq, Nk, causal: a tail on both sides, grouped heads, ro
 )
 
 
-def oracle(Q: Any, K: Any, V: Any, scale: float, causal: bool) -> tuple[Any, Any]:
-    """O and L in float64, heads grouped, causal aligned bottom-right."""
-    q, k, v = (np.asarray(x, np.float64) for x in (Q, K, V))
+def oracle(
+    Q: Any, K: Any, V: Any, scale: float, causal: bool, kv_len: int | None = None, window: int = 0
+) -> tuple[Any, Any]:
+    """O and L in float64, heads grouped, causal aligned bottom-right; of the first ``kv_len`` keys, in a window where it is not 0."""
+    q, k, v = (np.asarray(x, np.float64) for x in (Q, K[:, :, :kv_len], V[:, :, :kv_len]))
     k, v = (np.repeat(x, q.shape[1] // k.shape[1], axis=1) for x in (k, v))
     s = q @ k.swapaxes(-1, -2) * scale
     if causal:
         nq, nk = s.shape[-2:]
-        s[..., np.arange(nk)[None, :] > np.arange(nq)[:, None] + nk - nq] = -np.inf
-    m = s.max(-1, keepdims=True)
+        ago = np.arange(nq)[:, None] + nk - nq - np.arange(nk)[None, :]
+        s[..., (ago < 0) | (ago >= (window or nq + nk))] = -np.inf
+    m = s.max(-1, keepdims=True, initial=-np.inf)
     p = np.exp(s - np.where(np.isinf(m), 0, m))
     total = p.sum(-1, keepdims=True)
     O = p @ v / np.where(total == 0, 1, total)
@@ -81,9 +84,10 @@ def attention(
     causal: bool = False,
     scale: float | None = None,
     file: Any = "flash_attention_2",
+    limits: tuple[int, ...] = (),
     **how: Any,
 ) -> tuple[Any, Any]:
-    """O and L of the kernel, through guarded device arrays; AssertionError when a guard changed."""
+    """O and L of the kernel, through guarded device arrays; AssertionError when a guard changed. ``limits`` are kv_len and window."""
     import cupy
 
     _, Hq, Nq, D = Q.shape
@@ -92,22 +96,24 @@ def attention(
     L, L_all = guarded(cupy, Q.shape[:3])
     scale = 1 / np.sqrt(D) if scale is None else scale
     kernel = cuda.Kernel(file, {"Br": Br, "Bc": Bc, "D": D}, **how)
-    cuda.launch(kernel, (Q, K, V, O, L, Nq, Nk, scale, causal, Hq, Hkv))
+    cuda.launch(kernel, (Q, K, V, O, L, Nq, Nk, scale, causal, Hq, Hkv, *limits))
     for buffer in (O_all, L_all):
         edges = cupy.asnumpy(cupy.concatenate((buffer[:GUARDS], buffer[-GUARDS:])))
         assert (edges == GUARD).all(), "a guard value beside O or L was overwritten"
     return cupy.asnumpy(O), cupy.asnumpy(L)
 
 
-def compare(O: Any, L: Any, Q: Any, K: Any, V: Any, scale: float | None, causal: bool) -> tuple[float, float]:
+def compare(
+    O: Any, L: Any, Q: Any, K: Any, V: Any, scale: float | None, causal: bool, limits: tuple[int, ...] = ()
+) -> tuple[float, float]:
     """Errors of O and L as fractions of the bound; AssertionError for a NaN, or an infinity that is not the oracle's."""
-    want_O, want_L = oracle(Q, K, V, 1 / np.sqrt(Q.shape[-1]) if scale is None else scale, causal)
+    want_O, want_L = oracle(Q, K, V, 1 / np.sqrt(Q.shape[-1]) if scale is None else scale, causal, *limits)
     assert np.isfinite(O).all(), f"O holds {np.count_nonzero(~np.isfinite(O))} values that are not finite"
     none = np.isneginf(want_L)
     assert (np.isneginf(L) == none).all(), "L is not -inf exactly where a row sees no key"
     assert not np.isnan(L).any(), "L holds NaN"
     assert (O[none] == 0).all(), "O is not 0 where a row sees no key"
-    error_O = np.abs(O - want_O).max() / (BOUND * max(1.0, float(np.abs(V).max())))
+    error_O = np.abs(O - want_O).max() / (BOUND * max(1.0, float(np.nanmax(np.abs(V), initial=0))))
     L, want_L = L[~none], want_L[~none]
     error_L = (np.abs(L - want_L) / (BOUND * np.maximum(1.0, np.abs(want_L)))).max(initial=0.0)
     assert error_O <= 1, f"O is off by {error_O:.2f} times the bound"

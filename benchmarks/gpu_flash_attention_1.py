@@ -73,9 +73,10 @@ def flash(
     _, Hq, Nq, D = Q.shape
     Hkv, Nk = K.shape[1:3]
     arrays, buffers = outputs(cupy, {"O": Q.shape, "m": Q.shape[:3], "l": Q.shape[:3]})
+    limits = how.pop("limits", ())
     kernel = cuda.Kernel(how.pop("file", FLASH), {"Br": Br, "Bc": Bc, "D": D}, **how)
     scale = 1 / np.sqrt(D) if scale is None else scale
-    cuda.launch(kernel, (Q, K, V, *arrays.values(), Nq, Nk, scale, causal, Hq, Hkv))
+    cuda.launch(kernel, (Q, K, V, *arrays.values(), Nq, Nk, scale, causal, Hq, Hkv, *limits))
     O, m, l = unguarded(cupy, arrays, buffers)
     return O, logsumexp(m, l)
 

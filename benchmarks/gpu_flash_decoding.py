@@ -62,10 +62,10 @@ def decode(
     for name, shape in shapes.items():
         arrays[name], buffers[name] = gpu.guarded(cupy, shape)
     O, L, Os, Ls = arrays.values()
-    file = how.pop("file", FILE)
+    file, limits = how.pop("file", FILE), how.pop("limits", ())
     scale = 1 / np.sqrt(D) if scale is None else scale
     split = cuda.Kernel(file, {"Br": Br, "Bc": Bc, "D": D}, function=SPLIT, **how)
-    cuda.launch(split, (q, K, V, Os, Ls, Nq, Nk, scale, causal, Hq, Hkv, splits))
+    cuda.launch(split, (q, K, V, Os, Ls, Nq, Nk, scale, causal, Hq, Hkv, splits, *limits))
     combine = cuda.Kernel(file, {"Splits": splits, "Br": Br, "D": D}, function=COMBINE, **how)
     cuda.launch(combine, (Os, Ls, O, L, Nq, Hq, Hkv))
     for name, buffer in buffers.items():
