@@ -106,6 +106,18 @@ def test_the_kernels_do_the_same(algorithm, problem):
     assert fv.same(kernel, program) == []
 
 
+@EACH
+@pytest.mark.parametrize(
+    ("Nq", "Nk", "used", "window"), [(5, 12, 10, 3), (5, 12, 12, 1), (3, 20, 13, 8), (9, 6, 5, 2), (1, 16, 9, 4)]
+)
+def test_the_kernels_windows_against_the_oracle(algorithm, Nq, Nk, used, window):
+    rng = np.random.default_rng(window)
+    Q, K, V = (rng.standard_normal((h, n, 8), dtype="float32") for h, n in ((2, Nq), (1, Nk), (1, Nk)))
+    K[:, used:] = V[:, used:] = np.nan
+    for device in ("numpy", "cpu"):
+        assert_right(algorithm, Q, K, V, causal=True, window=window, kv_len=used, Bc=4, device=device)
+
+
 # -- cases.md --------------------------------------------------------------------------------------------------------
 
 
