@@ -460,6 +460,7 @@ FV_EXPORT void fv_free() {
         free(buffers[i].memory);
     }
     buffer_count = 0;
+    for (Fiber& f : fibers) finish(f.context);
 }
 FV_EXPORT const Finding* fv_finding() { return &finding; }
 FV_EXPORT size_t fv_finding_size() { return sizeof(Finding); }

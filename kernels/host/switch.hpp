@@ -110,6 +110,16 @@ inline void start(Context& c, void (*main)()) {
 #endif
 inline void jump(Context& from, Context& to) { fv_jump(&from.sp, to.sp); }
 #endif
+// A stack is two mappings of the process, and every compiled kernel has its own runtime: what is kept between launches adds up.
+inline void finish(Context& c) {
+#if defined(_WIN32)
+    if (c.fiber) DeleteFiber(c.fiber);
+    c.fiber = nullptr;
+#else
+    if (c.stack) munmap(c.stack - GUARD_BYTES, GUARD_BYTES + STACK_BYTES);
+    c.stack = nullptr;
+#endif
+}
 #if !defined(_WIN32)
 inline bool on_stack(const Context& c, const void* p) {
     const char* at = static_cast<const char*>(p);

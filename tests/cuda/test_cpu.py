@@ -296,3 +296,21 @@ def test_a_second_process_compiles_nothing(tmp_path: Path, monkeypatch: pytest.M
     ]
     assert counts[0] > 0
     assert counts[1] == 0
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux's list of a process's mappings")
+def test_a_launch_leaves_no_stacks_behind() -> None:
+    # Every compiled kernel is a library of its own: stacks kept by each would end at the 65,530 mappings of a process.
+    def mappings() -> int:
+        return len(Path("/proc/self/maps").read_text().splitlines())
+
+    def run() -> None:
+        x = np.zeros((1, 1, 40, 8), dtype="float32")
+        L = np.zeros((1, 1, 40), dtype="float32")
+        kernel = cuda.Kernel("flash_attention_2", {"Br": 4, "Bc": 4, "D": 8}, block=512)
+        arguments = {"Q": x, "K": x, "V": x, "O": np.zeros_like(x), "L": L, "Nq": 40, "Nk": 40, "scale": 1.0}
+        cuda.launch(kernel, {**arguments, "causal": 0, "Hq": 1, "Hkv": 1}, device="cpu")
+
+    before = mappings()
+    run()
+    assert mappings() - before < 300  # the library itself, and not 512 stacks with their guards
