@@ -89,7 +89,8 @@ __global__ void flash_attention_1(const float* Q, const float* K, const float* V
 
     // With a window the first key that some row sees is the first one of row 0: tiles before it are never loaded.
     const int Tc = (Nk + Bc - 1) / Bc;             // key tiles
-    const int j0 = causal && window ? max(0, 1 + (Nk - Nq) - window) / Bc : 0;
+    const int reach = causal && window ? window : Nq + Nk;     // how many keys back a query sees
+    const int j0 = max(0, 1 + (Nk - Nq) - reach) / Bc;
     for (int j = j0; j < Tc; ++j) {
         TRACE(load_k, j);
         for (int e = threadIdx.x; e < Bc * D; e += blockDim.x) {
@@ -108,7 +109,7 @@ __global__ void flash_attention_1(const float* Q, const float* K, const float* V
         // With a causal mask the first row that sees a key of this tile is j * Bc - (Nk - Nq), and with a window the last one is window - 1
         // after the one that stands at the tile's last key. Other row blocks are left as they are.
         const int first = causal ? max(0, j * Bc - (Nk - Nq)) / Br : 0;
-        const int last = causal && window ? min(Nq - 1, min((j + 1) * Bc, Nk) - 1 - (Nk - Nq) + window - 1) / Br : Tr - 1;
+        const int last = min(Nq - 1, min((j + 1) * Bc, Nk) - 1 - (Nk - Nq) + reach - 1) / Br;
         for (int i = first; i <= last; ++i) {
             TRACE(load_q, j, i);
             for (int e = threadIdx.x; e < Br * D; e += blockDim.x) {
@@ -137,7 +138,7 @@ __global__ void flash_attention_1(const float* Q, const float* K, const float* V
                 for (int x = 0; x < D; ++x) s += Qi[r][x] * Kj[x][c];
                 const int q = i * Br + r, k = j * Bc + c;
                 const int ago = (q - Nq) - (k - Nk);       // how far the key lies back from the query's own; negative ahead
-                const bool near = ago >= 0 && (!window || ago < window);
+                const bool near = ago >= 0 && ago < reach;
                 const bool seen = k < Nk && (!causal || near);
                 Sij[r][c] = seen ? s * scale : -INFINITY;
             }

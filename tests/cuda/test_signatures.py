@@ -24,7 +24,10 @@ GOOD: dict[str, Any] = {
 def test_the_kernels_declaration() -> None:
     signature = find("flash_attention_2").signature
     assert signature.template == ("Br", "Bc", "D")
-    declared = "const float* Q, const float* K, const float* V, float* O, float* L, int Nq, int Nk, float scale, int causal, int Hq, int Hkv"
+    declared = (
+        "const float* Q, const float* K, const float* V, float* O, float* L, int Nq, int Nk, float scale, int causal"
+    )
+    declared += ", int Hq, int Hkv, int kv_len, int window"
     assert ", ".join(map(str, signature.parameters)) == declared
     assert [p.name for p in signature.parameters if p.output] == ["O", "L"]
 
