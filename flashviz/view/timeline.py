@@ -319,7 +319,12 @@ def _mark(axes: Axes, edges: list[np.ndarray]) -> None:
         return
     left, top = np.min(edges, axis=0)[[0, 2]]
     right, bottom = np.max(edges, axis=0)[[1, 3]]
-    across: dict[str, Any] = {"facecolor": OUTLINE, "alpha": 0.13, "linewidth": 0, "transform": axes.get_xaxis_transform()}
+    across: dict[str, Any] = {
+        "facecolor": OUTLINE,
+        "alpha": 0.13,
+        "linewidth": 0,
+        "transform": axes.get_xaxis_transform(),
+    }
     axes.add_patch(Rectangle((left, 0), right - left, 1, gid="step.time", **across))
     box = Rectangle((left, top), right - left, bottom - top, fill=False, edgecolor=TEXT, linewidth=2, gid="step")
     axes.add_patch(box)
