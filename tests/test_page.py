@@ -86,3 +86,13 @@ def test_size_of_a_step(run: Any) -> None:
     """About 5 KB a step beside the code."""
     whole, none = len(fv.page(run).fragment()), len(fv.page(run, [0]).fragment())
     assert (whole - none) / 18 < 6_000
+
+
+def test_a_label_that_looks_like_a_mark_of_the_template_stays_a_label() -> None:
+    r = fv.Recorder("marks")
+    r.launch("marks")
+    r.block(0)
+    with r.step("@DATA@ and @LEGEND@"):
+        r.init(r.slot("s", (1,)), 0.0)
+    text = fv.page(r.recording()).fragment()
+    assert "@DATA@ and @LEGEND@</option>" in text

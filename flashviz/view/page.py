@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import zlib
 from collections.abc import Sequence
 from html import escape
@@ -71,9 +72,8 @@ class Page:
             "STYLE": panel.STYLE,
             "DATA": packed,
         }
-        for key, value in values.items():
-            text = text.replace(f"@{key}@", value)
-        return text
+        # In one pass: what is filled in may hold such a mark itself, in a label, and must not be filled in again.
+        return re.sub(r"@([A-Z]+)@", lambda mark: values.get(mark[1], mark[0]), text)
 
     def document(self) -> str:
         """The player as a whole HTML file."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from matplotlib.colors import to_hex
@@ -18,6 +20,9 @@ def test_bars_are_the_counted_bytes() -> None:
     widths = [bar.get_width() for bar in axes.patches]
     assert sum(w for w in widths if w > 0) == counted.bytes_read
     assert -sum(w for w in widths if w < 0) == counted.bytes_written
+    ends = sorted((bar.get_x() + min(bar.get_width(), 0), abs(bar.get_width())) for bar in axes.patches)
+    assert ends[0][0] == -counted.bytes_written
+    assert all(left + size == right for (left, size), (right, _) in itertools.pairwise(ends))  # side by side
     fills = {to_hex(bar.get_facecolor()) for bar in axes.patches}
     assert fills == {HUES[name].light for name in "QKVOl"}
 
