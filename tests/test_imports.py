@@ -21,6 +21,7 @@ LEVEL = {
     "tiles": 0,
     "sight": 0,
     "measurements": 0,
+    "ladder": 0,
     "programs": 1,
     "cuda": 1,
     "checks": 1,

@@ -1,0 +1,73 @@
+"""The ladder: the kernels of chapter 06, from the chapter's first one to the machine's limit, one idea a rung.
+
+One table, read by the programs, the autotuner, `flashviz bench` and the chapter. A rung is a kernel file; how it is launched is
+said in its header and nowhere else, so a rung here only names the file, the idea and the template values that are measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One kernel of a ladder.
+
+    Args:
+        name: how ``rung=`` names it, ``0`` … ``5`` or a word.
+        kernel: its file in ``kernels/``, without ``.cu``.
+        idea: what it changes, in a few words.
+        dtype: what Q, K, V and O are, ``"float32"`` or ``"float16"``; a rung of 16 bits also takes bfloat16.
+        measured: template values (without D and T) that are measured for a head dimension.
+    """
+
+    name: int | str
+    kernel: str
+    idea: str
+    dtype: str = "float32"
+    measured: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """``rung 3``, or its word."""
+        return f"rung {self.name}" if isinstance(self.name, int) else self.name
+
+
+PREFILL: tuple[Rung, ...] = (
+    Rung(
+        0,
+        "flash_attention_2",
+        "as one would first write it",
+        "float32",
+        {64: {"Br": 64, "Bc": 64}, 128: {"Br": 64, "Bc": 32}},
+    ),
+    Rung(1, "flash_attention_2_warps", "a warp owns rows; the carries are in registers"),
+    Rung(2, "flash_attention_2_registers", "every number read from shared memory serves several products"),
+    Rung("tf32", "flash_attention_2_tf32", "tensor cores for float32: three TF32 products"),
+    Rung(3, "flash_attention_2_mma", "16-bit inputs, tensor cores, scores stay in registers", "float16"),
+    Rung(4, "flash_attention_2_async", "copies run while the tensor cores do; no bank conflicts", "float16"),
+    Rung(
+        5,
+        "flash_attention_2_tuned",
+        "more products a load, fewer instructions between them, sizes by search",
+        "float16",
+    ),
+)
+DECODE: tuple[Rung, ...] = (
+    Rung(0, "flash_decoding", "splits, as one would first write them"),
+    Rung(1, "flash_decoding_vectors", "16 bytes a load, several keys a warp in flight", "float16"),
+    Rung(2, "flash_decoding_heads", "the queries of a group share each key, on tensor cores", "float16"),
+)
+
+
+def rung(name: int | str, ladder: tuple[Rung, ...] = PREFILL) -> Rung:
+    """The rung of that name. Raises ValueError naming those there are.
+
+    >>> rung(3).kernel
+    'flash_attention_2_mma'
+    """
+    for one in ladder:
+        if one.name == name and isinstance(name, type(one.name)) and not isinstance(name, bool):
+            return one
+    raise ValueError(f"rung={name!r} is none of {', '.join(repr(one.name) for one in ladder)}")
