@@ -66,11 +66,15 @@ _WHERE = {
     "traffic_plot": "view.traffic",
     "mask_plot": "view.masks",
     "doctor": "doctor",
+    "to_bfloat16": "bfloat16",
+    "from_bfloat16": "bfloat16",
 }
 
 __all__ = ["__version__", *sorted(_WHERE)]
 
 if TYPE_CHECKING:
+    from flashviz.bfloat16 import from_bfloat16 as from_bfloat16
+    from flashviz.bfloat16 import to_bfloat16 as to_bfloat16
     from flashviz.checks.kernels import check as check
     from flashviz.checks.model import check_traffic as check_traffic
     from flashviz.checks.model import traffic_model as traffic_model

@@ -19,6 +19,7 @@ LEVEL = {
     "recorder": 0,
     "files": 0,
     "tiles": 0,
+    "bfloat16": 0,
     "sight": 0,
     "measurements": 0,
     "ladder": 0,

@@ -15,8 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from flashviz.bfloat16 import to_bfloat16
 from flashviz.cuda.expressions import evaluate
 from flashviz.cuda.launching import Kernel, Limits, Plan, plan
+from flashviz.cuda.scalars import BFLOAT16, TemplateValues, dtype_of
 from flashviz.cuda.sources import KernelSource, find
 
 SAMPLE = 2  # instantiations of each kernel, the smallest ones, unless all are asked for
@@ -31,7 +33,7 @@ class Case:
     """One run: which kernel of the file, its template values and the sizes of its arguments."""
 
     function: str
-    template: Mapping[str, int]
+    template: TemplateValues
     shape: Mapping[str, int]
 
     def __str__(self) -> str:
@@ -72,9 +74,9 @@ def make_cases(
     return cases, total
 
 
-def sizes_of(source: KernelSource, case: Case) -> dict[str, float]:
+def sizes_of(source: KernelSource, case: Case) -> dict[str, float | str]:
     """Every value by name: template values, sizes, and the @default lines that follow from them."""
-    values: dict[str, float] = {**case.template, **case.shape}
+    values: dict[str, float | str] = {**case.template, **case.shape}
     left = {name: text for name, text in source.header.defaults.items() if name not in values}
     while left:
         known = {}
@@ -88,7 +90,7 @@ def sizes_of(source: KernelSource, case: Case) -> dict[str, float]:
     return values
 
 
-def fits(source: KernelSource, template: Mapping[str, int], shape: Mapping[str, int]) -> bool:
+def fits(source: KernelSource, template: TemplateValues, shape: Mapping[str, int]) -> bool:
     """Whether the sizes satisfy the kernel's @require lines and agree with its template values."""
     if any(name in template and template[name] != value for name, value in shape.items()):
         return False
@@ -105,14 +107,14 @@ def make_plan(path: Path, case: Case, seed: int = 0) -> Plan:
     values = sizes_of(source, case)
     rng = np.random.default_rng(seed)
     arguments: dict[str, Any] = {}
-    for parameter in source.signature.parameters:
+    for parameter in source.signature.resolved(case.template).parameters:
         name, header = parameter.name, source.header
         if parameter.pointer:
             if name not in header.arrays:
                 raise CannotCheckError(
                     f"{case.function}: no line says how large {name} is: `// @array {name} [N, ...]`."
                 )
-            arguments[name] = random_array(rng, _extents(source, name, values), parameter.dtype)
+            arguments[name] = random_array(rng, _extents(source, name, values), parameter.type)
         elif name in values:
             arguments[name] = values[name]
         elif name in header.defaults:
@@ -124,8 +126,11 @@ def make_plan(path: Path, case: Case, seed: int = 0) -> Plan:
     return plan(Kernel(path, case.template, function=case.function), arguments, Limits())
 
 
-def random_array(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-    """Normally distributed numbers; zeros for whole-number types, which are mostly indices and counters."""
+def random_array(rng: np.random.Generator, shape: tuple[int, ...], type: str) -> np.ndarray:
+    """Normally distributed numbers of a CUDA type; zeros for whole-number types, which are mostly indices and counters."""
+    dtype = dtype_of(type)
+    if type in BFLOAT16:
+        return to_bfloat16(rng.standard_normal(shape, dtype=np.float32))
     if dtype.kind != "f":
         return np.zeros(shape, dtype)
     return rng.standard_normal(shape, dtype=np.float32).astype(dtype)
@@ -141,11 +146,11 @@ def array_shape(source: KernelSource, name: str, case: Case) -> tuple[int, ...]:
         return ()
 
 
-def _extents(source: KernelSource, name: str, values: Mapping[str, float]) -> tuple[int, ...]:
+def _extents(source: KernelSource, name: str, values: Mapping[str, float | str]) -> tuple[int, ...]:
     return tuple(int(_evaluate(source, f"@array {name}", extent, values)) for extent in source.header.arrays[name])
 
 
-def _evaluate(source: KernelSource, what: str, expression: str, values: Mapping[str, float]) -> float:
+def _evaluate(source: KernelSource, what: str, expression: str, values: Mapping[str, float | str]) -> float:
     try:
         return evaluate(expression, values)
     except ValueError as error:

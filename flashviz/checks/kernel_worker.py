@@ -12,18 +12,20 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from flashviz.bfloat16 import from_bfloat16
 from flashviz.checks.kernel_cases import CannotCheckError, Case, array_shape, make_plan
 from flashviz.cuda import cpu
 from flashviz.cuda.cpu_build import build
 from flashviz.cuda.cpu_faults import element_name, sentence
 from flashviz.cuda.cpu_library import Fault, Outcome, load
 from flashviz.cuda.launching import LaunchError, Plan
+from flashviz.cuda.scalars import BFLOAT16
 from flashviz.cuda.signatures import ArgumentError
 from flashviz.cuda.sources import SourceError, find, folders
 
@@ -150,7 +152,7 @@ def of_bits(bits: dict[str, dict[str, np.ndarray]], case: Case, planned: Plan) -
                 continue
             at = int(differ[0]) // first.itemsize
             element = element_name(Fault("order", name, at, first.size, False, (), ""), first.shape)
-            values = first.reshape(-1)[at], bits[order][name].reshape(-1)[at]
+            values = [float(_numbers(a, name, planned).reshape(-1)[at]) for a in (first, bits[order][name])]
             text = f"{element} is {values[0]:.9g} with the threads in {orders[0]} order and {values[1]:.9g} in {order} order."
             return [{"kind": "order", "array": name, "element": element, "lines": [], "sentence": text, "sides": []}]
     return []
@@ -173,11 +175,11 @@ def answers(planned: Plan, job: dict[str, Any]) -> dict[str, str]:
         if outcome.fault:
             said[order] = "stops"
         elif reference is not None:
-            said[order] = "right" if _close(outputs, reference) else "wrong"
+            said[order] = "right" if _close(outputs, reference, planned) else "wrong"
         elif first is None:
             first, said[order] = outputs, "first"
         else:
-            said[order] = "same" if _close(outputs, first) else "different"
+            said[order] = "same" if _close(outputs, first, planned) else "different"
     return said
 
 
@@ -191,14 +193,25 @@ def _reference(planned: Plan) -> dict[str, np.ndarray] | None:
             continue
         if shipped.signature != planned.source.signature:
             return None
-        same = Plan(shipped, planned.instance, planned.arguments, planned.grid, planned.block, planned.shared_bytes)
+        same = replace(planned, source=shipped)
         outcome, outputs = cpu.launch_once(load(build(shipped.assembled, [planned.instance]).path), same, poison=True)
         return None if outcome.fault else outputs
     return None
 
 
-def _close(outputs: dict[str, np.ndarray], reference: dict[str, np.ndarray]) -> bool:
-    return all(np.allclose(outputs[name], reference[name], rtol=1e-4, atol=1e-5) for name in reference)
+def _numbers(array: np.ndarray, name: str, planned: Plan) -> np.ndarray:
+    """The values of an output: of bfloat16 there are the bits only."""
+    return from_bfloat16(array) if planned.types[name] in BFLOAT16 else array
+
+
+def _close(outputs: dict[str, np.ndarray], reference: dict[str, np.ndarray], planned: Plan) -> bool:
+    """Equal up to the rounding of the outputs' own type."""
+    for name in reference:
+        got, want = (_numbers(arrays[name], name, planned).astype(np.float64) for arrays in (outputs, reference))
+        short = 2e-2 if planned.types[name] in BFLOAT16 else 2e-3 if outputs[name].dtype == np.float16 else 1e-4
+        if not np.allclose(got, want, rtol=short, atol=short / 10):
+            return False
+    return True
 
 
 if __name__ == "__main__":

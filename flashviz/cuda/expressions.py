@@ -1,6 +1,6 @@
 """Arithmetic written in a kernel's source (shared-memory parts, grid, requirements), evaluated without running code.
 
-Only numbers, names, + - * / // %, comparisons and the functions ceil, min, max, sqrt exist; all else is a ValueError.
+Only numbers, names, + - * / // %, comparisons, the functions ceil, min, max, sqrt and sizeof(TYPE) exist; all else is a ValueError.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import math
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from flashviz.cuda.scalars import size_of
 
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -30,13 +32,15 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 _FUNCTIONS: dict[str, Callable[..., Any]] = {"ceil": math.ceil, "min": min, "max": max, "sqrt": math.sqrt}
 
 
-def evaluate(expression: str, names: Mapping[str, float]) -> float:
+def evaluate(expression: str, names: Mapping[str, float | str]) -> float:
     """Value of ``expression`` with ``names`` filled in.
 
     >>> evaluate("ceil(Nq / Br)", {"Nq": 33, "Br": 32})
     2
+    >>> evaluate("Br * sizeof(T)", {"Br": 64, "T": "half"})
+    128
 
-    Raises ValueError for a name that is not given and for anything that is not arithmetic.
+    A name may stand for a type, in ``sizeof`` only. Raises ValueError for a name that is not given and for anything that is not arithmetic.
     """
 
     def value(node: ast.expr) -> Any:
@@ -48,6 +52,8 @@ def evaluate(expression: str, names: Mapping[str, float]) -> float:
                     raise ValueError(
                         f"{expression!r}: {name} has no value; known are {', '.join(sorted(names)) or 'none'}"
                     )
+                if isinstance(names[name], str):
+                    raise ValueError(f"{expression!r}: {name} is a type, {names[name]}, and no number")
                 return names[name]
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
                 return _BINARY[type(op)](value(left), value(right))
@@ -55,6 +61,8 @@ def evaluate(expression: str, names: Mapping[str, float]) -> float:
                 return -value(operand)
             case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _COMPARE:
                 return _COMPARE[type(op)](value(left), value(right))
+            case ast.Call(func=ast.Name(id="sizeof"), args=[ast.Name(id=name)], keywords=[]):
+                return size_of(str(names.get(name, name)))
             case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS:
                 return _FUNCTIONS[name](*map(value, args))
         raise ValueError(f"{expression!r}: {ast.unparse(node)} is not arithmetic that a kernel's header may use")

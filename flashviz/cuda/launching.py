@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from flashviz.cuda.expressions import evaluate
+from flashviz.cuda.scalars import TemplateValues
 from flashviz.cuda.signatures import ArgumentError, check_arguments, is_array
 from flashviz.cuda.sources import KernelSource, find
 
@@ -45,7 +46,7 @@ class Kernel:
     file
         Name of a kernel file ("flash_attention_2") or a path to a .cu file.
     template
-        Its template values by name.
+        Its template values by name: numbers, and for `typename T` the name of a type, ``{"T": "half", "Br": 64}``.
     function
         Which kernel of the file, where it has several; the first when not given.
     grid, block, shared_bytes
@@ -54,7 +55,7 @@ class Kernel:
     """
 
     file: str | Path
-    template: Mapping[str, int] = field(default_factory=dict)
+    template: TemplateValues = field(default_factory=dict)
     grid: tuple[int, ...] | None = None
     block: tuple[int, ...] | int | None = None
     shared_bytes: int | None = None
@@ -63,7 +64,10 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Plan:
-    """A launch that passed every check. ``arguments`` are by name, in declared order, of exactly the declared types."""
+    """A launch that passed every check. ``arguments`` are by name, in declared order, of exactly the declared types.
+
+    Of a bfloat16 array it is a view of its bits, uint16.
+    """
 
     source: KernelSource
     instance: str
@@ -71,6 +75,7 @@ class Plan:
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     shared_bytes: int
+    types: Mapping[str, str] = field(default_factory=dict)  # of each parameter, as the instantiation has it: "half"
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -87,7 +92,8 @@ def plan(kernel: Kernel, args: Sequence[object] | Mapping[str, object], limits: 
     source = find(kernel.file, kernel.function)
     template = dict(kernel.template)
     instance = source.signature.instance(template)
-    arguments = check_arguments(source.signature, with_defaults(source, template, args))
+    signature = source.signature.resolved(template)
+    arguments = check_arguments(signature, with_defaults(source, template, args))
     sizes = check_shapes(source, template, arguments)
     if limits.arch is not None and limits.arch < source.header.arch:
         raise LaunchError(f"{source.name} needs sm_{source.header.arch} or newer; {limits.name} is sm_{limits.arch}.")
@@ -97,11 +103,12 @@ def plan(kernel: Kernel, args: Sequence[object] | Mapping[str, object], limits: 
     shared = source.shared_bytes(template) if kernel.shared_bytes is None else kernel.shared_bytes
     check_grid(source, grid, block, limits)
     check_shared(source, template, shared, limits)
-    return Plan(source, instance, arguments, grid, block, shared)
+    types = {p.name: p.type for p in signature.parameters}
+    return Plan(source, instance, arguments, grid, block, shared, types)
 
 
 def with_defaults(
-    source: KernelSource, template: Mapping[str, int], args: Sequence[object] | Mapping[str, object]
+    source: KernelSource, template: TemplateValues, args: Sequence[object] | Mapping[str, object]
 ) -> Sequence[object] | Mapping[str, object]:
     """``args`` by name with the header's @default values for what was left out; as they are where nothing was, or has none.
 
@@ -123,13 +130,13 @@ def with_defaults(
     return given
 
 
-def check_shapes(source: KernelSource, template: Mapping[str, int], arguments: Mapping[str, Any]) -> dict[str, float]:
+def check_shapes(source: KernelSource, template: TemplateValues, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Hold every array's shape against the header's @array lines; the value of every dimension, template and scalar by name.
 
     Leading dimensions of 1 may be left out: [N, d] is taken where [B, H, N, D] is declared. Raises ArgumentError.
     """
     name = source.signature.function
-    values: dict[str, float] = dict(template)
+    values: dict[str, Any] = dict(template)
     origin = {key: f"template value {key}={value}" for key, value in template.items()}
     for key, value in arguments.items():
         if not is_array(value) or not value.shape:
@@ -174,7 +181,7 @@ def check_grid(source: KernelSource, grid: Sequence[int], block: Sequence[int], 
         )
 
 
-def check_shared(source: KernelSource, template: Mapping[str, int], needed: int, limits: Limits) -> None:
+def check_shared(source: KernelSource, template: TemplateValues, needed: int, limits: Limits) -> None:
     """Raise LaunchError with bytes needed, bytes allowed and a block size that fits, when a block asks for too much shared memory."""
     if needed <= limits.shared_bytes:
         return
@@ -187,14 +194,15 @@ def check_shared(source: KernelSource, template: Mapping[str, int], needed: int,
     raise LaunchError(f"{message}; {sizes} fits ({source.shared_bytes(fitting):,}).")
 
 
-def fitting_blocks(source: KernelSource, template: Mapping[str, int], allowed: int) -> dict[str, int] | None:
+def fitting_blocks(source: KernelSource, template: TemplateValues, allowed: int) -> dict[str, int | str] | None:
     """The largest block sizes, each the given one halved any number of times, that fit in ``allowed`` bytes; None when none does.
 
     Largest is the most elements in a tile of scores, and among those the squarest.
     """
     if not source.header.blocks:
         return None
-    halved = [[template[name] >> n for n in range(template[name].bit_length())] for name in source.header.blocks]
+    given = {name: int(template[name]) for name in source.header.blocks}
+    halved = [[value >> n for n in range(value.bit_length())] for value in given.values()]
     fitting = []
     for sizes in itertools.product(*halved):
         candidate = {**template, **dict(zip(source.header.blocks, sizes, strict=True))}
@@ -203,9 +211,7 @@ def fitting_blocks(source: KernelSource, template: Mapping[str, int], allowed: i
     return max(fitting, key=lambda pair: pair[0])[1] if fitting else None
 
 
-def _extents(
-    source: KernelSource, expressions: Sequence[str], sizes: Mapping[str, float], what: str
-) -> tuple[int, ...]:
+def _extents(source: KernelSource, expressions: Sequence[str], sizes: Mapping[str, Any], what: str) -> tuple[int, ...]:
     if not expressions:
         raise LaunchError(f"{source.name}: its header has no @{what} line, so the launch must give {what}=.")
     try:

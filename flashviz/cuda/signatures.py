@@ -7,6 +7,8 @@ argument is held against the declared type before it goes anywhere:
   3e9 to int and 1e300 to float do not) and refused otherwise;
 * an array of another dtype is refused, never converted behind the caller's back;
 * an array that is not contiguous is accepted: the launcher gives the kernel a contiguous copy, and copies outputs back.
+
+Where the declaration says `T`, a template parameter, the type is that of the instantiation: `Signature.resolved` puts it in.
 """
 
 from __future__ import annotations
@@ -14,29 +16,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-_DTYPES = {
-    "float": np.float32,
-    "double": np.float64,
-    "half": np.float16,
-    "__half": np.float16,
-    "fp16": np.float16,
-    "bool": np.bool_,
-    "signed char": np.int8,
-    "unsigned char": np.uint8,
-    "short": np.int16,
-    "unsigned short": np.uint16,
-    "int": np.int32,
-    "unsigned": np.uint32,
-    "unsigned int": np.uint32,
-    "long long": np.int64,
-    "unsigned long long": np.uint64,
-    "size_t": np.uint64,
-}
+from flashviz.cuda.scalars import BFLOAT16, DTYPES, TemplateValues, dtype_of, is_bfloat16
 
 
 class ArgumentError(ValueError):
@@ -45,7 +30,10 @@ class ArgumentError(ValueError):
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter of a ``__global__`` function: ``const float* Q`` is Parameter("Q", "float", pointer=True, const=True)."""
+    """One parameter of a ``__global__`` function: ``const float* Q`` is Parameter("Q", "float", pointer=True, const=True).
+
+    ``type`` may be a template parameter, ``T``: see ``Signature.resolved``.
+    """
 
     name: str
     type: str
@@ -55,7 +43,7 @@ class Parameter:
     @property
     def dtype(self) -> np.dtype[Any]:
         """NumPy dtype of the value, or of what the pointer points at."""
-        return np.dtype(_DTYPES[self.type])
+        return dtype_of(self.type)
 
     @property
     def output(self) -> bool:
@@ -68,14 +56,28 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Signature:
-    """A ``__global__`` function as declared: its template parameters and its parameters, in order."""
+    """A ``__global__`` function as declared: its template parameters and its parameters, in order.
+
+    ``kinds`` says of each template parameter what it is: "int", "unsigned", "bool", or "typename".
+    """
 
     function: str
     template: tuple[str, ...]
     parameters: tuple[Parameter, ...]
+    kinds: tuple[str, ...] = ()
 
-    def instance(self, values: Mapping[str, int]) -> str:
-        """The C++ name of one instantiation, ``flash_attention_2<32, 32, 64>``."""
+    @property
+    def template_types(self) -> tuple[str, ...]:
+        """The template parameters that are types."""
+        return tuple(n for n, kind in zip(self.template, self.kinds, strict=False) if kind == "typename")
+
+    def resolved(self, values: TemplateValues) -> Signature:
+        """The signature of one instantiation: ``const T* Q`` becomes ``const half* Q`` where T is half."""
+        types = {name: str(values[name]) for name in self.template_types}
+        return replace(self, parameters=tuple(replace(p, type=types.get(p.type, p.type)) for p in self.parameters))
+
+    def instance(self, values: TemplateValues) -> str:
+        """The C++ name of one instantiation, ``flash_attention_2<32, 32, 64>``. Raises ArgumentError."""
         missing = [name for name in self.template if name not in values]
         extra = [name for name in values if name not in self.template]
         if missing or extra:
@@ -83,44 +85,63 @@ class Signature:
             raise ArgumentError(
                 f"{self.function} is a template on {', '.join(self.template) or 'nothing'}: {', '.join(wrong)}."
             )
-        for name, value in values.items():
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
-                raise ArgumentError(
-                    f"{self.function}: template value {name}={value!r} must be a whole number, 0 or more."
-                )
         if not self.template:
             return self.function
-        return f"{self.function}<{', '.join(str(int(values[name])) for name in self.template)}>"
+        kinds = self.kinds or ("int",) * len(self.template)
+        said = (
+            _template_value(self.function, name, kind, values[name])
+            for name, kind in zip(self.template, kinds, strict=True)
+        )
+        return f"{self.function}<{', '.join(said)}>"
+
+
+def _template_value(function: str, name: str, kind: str, value: object) -> str:
+    where = f"{function}: template value {name}={value!r}"
+    if kind == "typename":
+        if value not in DTYPES:
+            raise ArgumentError(f"{where} must be the name of a type: {', '.join(DTYPES)}.")
+        return str(value)
+    if kind == "bool":
+        if not isinstance(value, (bool, int, np.integer, np.bool_)) or value not in (0, 1):
+            raise ArgumentError(f"{where} must be 0 or 1.")
+    elif isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
+        raise ArgumentError(f"{where} must be a whole number, 0 or more.")
+    return str(int(value))
+
+
+BOUNDS = r"__launch_bounds__\s*\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"
+"""A launch bound in the source, with parentheses in it up to two deep: `__launch_bounds__(32 * (Br / 16), 2)`."""
 
 
 def parse_signature(code: str, function: str) -> Signature:
     """Signature of ``function`` in ``code`` (comments already blanked). Raises ValueError when it is not there or not understood."""
     found = re.search(
-        r"(?:template\s*<(?P<template>[^<>]*)>\s*)?__global__\s+(?:__launch_bounds__\s*\([^()]*\)\s*)?void\s+"
-        rf"(?:__launch_bounds__\s*\([^()]*\)\s*)?{re.escape(function)}\s*\((?P<parameters>[^()]*)\)",
+        rf"(?:template\s*<(?P<template>[^<>]*)>\s*)?__global__\s+(?:{BOUNDS}\s*)?void\s+(?:{BOUNDS}\s*)?"
+        rf"{re.escape(function)}\s*\((?P<parameters>[^()]*)\)",
         code,
     )
     if not found:
         raise ValueError(f"no `__global__ void {function}(...)` in the source")
     template = []
     for piece in filter(None, (p.strip() for p in (found["template"] or "").split(","))):
-        named = re.fullmatch(r"(?:int|unsigned|bool)\s+(\w+)(?:\s*=.*)?", piece)
+        named = re.fullmatch(r"(int|unsigned|bool|typename|class)\s+(\w+)(?:\s*=.*)?", piece, re.S)
         if not named:
-            raise ValueError(f"{function}: template parameter `{piece}` is not an int, unsigned or bool")
-        template.append(named[1])
-    pieces = [p.strip() for p in found["parameters"].split(",")]
-    return Signature(function, tuple(template), tuple(_parameter(p, function) for p in pieces if p))
+            raise ValueError(f"{function}: template parameter `{piece}` is not an int, unsigned, bool or typename")
+        template.append((named[2], "typename" if named[1] == "class" else named[1]))
+    types = [name for name, kind in template if kind == "typename"]
+    parameters = tuple(_parameter(p.strip(), function, types) for p in found["parameters"].split(",") if p.strip())
+    return Signature(function, tuple(n for n, _ in template), parameters, tuple(kind for _, kind in template))
 
 
-def _parameter(text: str, function: str) -> Parameter:
+def _parameter(text: str, function: str, types: Sequence[str]) -> Parameter:
     plain = re.sub(
         r"\b__restrict__\b|\bconst\b(?=\s*\w+$)", " ", text
     )  # a const on the pointer itself changes nothing here
     found = re.fullmatch(r"(?P<const>const\s+)?(?P<type>[\w\s]+?)\s*(?P<star>\*?)\s*(?P<name>\w+)", plain.strip())
     kind = " ".join(found["type"].split()) if found else ""
-    if not found or kind not in _DTYPES:
+    if not found or (kind not in DTYPES and kind not in types):
         raise ValueError(
-            f"{function}: parameter `{text}` has a type that the launcher does not know ({', '.join(_DTYPES)})"
+            f"{function}: parameter `{text}` has a type that the launcher does not know ({', '.join((*types, *DTYPES))})"
         )
     return Parameter(found["name"], kind, bool(found["star"]), bool(found["const"]))
 
@@ -133,7 +154,8 @@ def is_array(value: object) -> bool:
 def check_arguments(signature: Signature, args: Sequence[object] | Mapping[str, object]) -> dict[str, Any]:
     """``args`` by name, in declared order, each a value of exactly the declared type; arrays are passed through as they are.
 
-    ``args`` is a sequence in declared order, or a mapping by name. Raises ArgumentError naming argument, declared type, what was
+    ``args`` is a sequence in declared order, or a mapping by name; the signature is that of an instantiation (``resolved``). An array of a
+    bfloat16 dtype comes back as its bits, a view as uint16 of the same memory. Raises ArgumentError naming argument, declared type, what was
     given and the fix.
     """
     names = [p.name for p in signature.parameters]
@@ -160,7 +182,15 @@ def _array(signature: Signature, parameter: Parameter, value: Any) -> Any:
     takes = f"takes {parameter.type}*, an array of {dtype}"
     if not is_array(value):
         raise ArgumentError(f"{where} {takes}; got {_describe(value)}. Pass a NumPy or CuPy array.")
-    if value.dtype != dtype:
+    if parameter.type in BFLOAT16:
+        if is_bfloat16(value):
+            value = value.view(np.uint16)
+        elif value.dtype != dtype:
+            raise ArgumentError(
+                f"{where} takes bfloat16*, an array of bfloat16 (of the package ml_dtypes) or of their bits, uint16; got {value.dtype} "
+                f"of shape {tuple(value.shape)}. Pass flashviz.to_bfloat16({parameter.name})."
+            )
+    elif value.dtype != dtype:
         raise ArgumentError(
             f"{where} {takes}; got {value.dtype} of shape {tuple(value.shape)}. Pass {parameter.name}.astype({str(dtype)!r})."
         )
@@ -171,6 +201,10 @@ def _array(signature: Signature, parameter: Parameter, value: Any) -> Any:
 
 def _number(signature: Signature, parameter: Parameter, value: Any) -> Any:
     where = f"{signature.function}: argument {parameter.name} takes {parameter.type}"
+    if parameter.type in BFLOAT16:
+        raise ArgumentError(
+            f"{where}, by value, which NumPy has no type for. Declare a float, or pass an array of one."
+        )
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value[()]
     if not isinstance(value, (int, float, np.integer, np.floating, np.bool_)):

@@ -4,7 +4,8 @@ A kernel file is the only place that says how it is launched. `find` reads from 
 
 * the header block, comment lines `// @word ...`: kernel, paper, grid, block, arch, blocks, array, inout, default, require, instance, shape;
 * the signature of the `__global__` function that `@kernel` names;
-* the shared-memory parts, lines `carve.tile<rows, columns>("name")` and `carve.vector<length>("name")`, in floats of 4 bytes;
+* the shared-memory parts, lines `carve.tile<rows, columns>("name")` and `carve.vector<length>("name")`, of floats, or of a type that is
+  named first, `carve.tile<half, rows, columns>("name")`, which may be a template parameter;
 * the actions, lines `TRACE(name, tile);`, numbered in their order of appearance.
 
 A file may hold several kernels: each line `// @kernel NAME` begins the lines about that one, and what stands before the first holds
@@ -23,7 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from flashviz.cuda.expressions import evaluate
-from flashviz.cuda.signatures import Signature, parse_signature
+from flashviz.cuda.scalars import DTYPES, TemplateValues, size_of
+from flashviz.cuda.signatures import BOUNDS, Signature, parse_signature
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _SINGLE = ("paper", "grid", "block", "arch", "blocks")
@@ -31,7 +33,7 @@ _MANY = ("array", "inout", "default", "require", "instance", "shape")
 _COMMENT = re.compile(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|//[^\n]*|/\*.*?\*/', re.S)
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"[^\n]*$', re.M)
 _TRACE = re.compile(r"^[ \t]*TRACE\(\s*(\w+)\s*,", re.M)
-_GLOBAL = re.compile(r"\b__global__\b[^{;]*?\bvoid\b[^{;]*?\b(?!__launch_bounds__)(\w+)\s*\(")
+_GLOBAL = re.compile(rf"\b__global__\b[^{{;]*?\bvoid\b(?:\s|{BOUNDS})*\b(?!__launch_bounds__)(\w+)\s*\(")
 _PART = re.compile(r'\bcarve\.(tile|vector)\s*<([^<>;]*)>\s*\(\s*"(\w+)"\s*\)')
 
 
@@ -56,7 +58,7 @@ class Header:
     inout: tuple[str, ...] = ()
     defaults: Mapping[str, str] = field(default_factory=dict)
     requires: tuple[str, ...] = ()
-    instances: tuple[Mapping[str, int], ...] = ()
+    instances: tuple[TemplateValues, ...] = ()
     shapes: tuple[Mapping[str, int], ...] = ()
 
 
@@ -64,7 +66,7 @@ class Header:
 class KernelSource:
     """One kernel of a file. ``actions`` maps each name to its first and last line (from 1, inclusive) in ``text``.
 
-    ``kernels`` are all that the file describes. ``trace_ids`` numbers the actions of the whole file from 0 in their order of
+    ``parts`` are the extents of each part of the shared memory, ``part_types`` the types of those that are not float. ``kernels`` are all that the file describes. ``trace_ids`` numbers the actions of the whole file from 0 in their order of
     appearance; ``assembled`` is what is compiled, the same for every kernel of the file.
     """
 
@@ -78,18 +80,19 @@ class KernelSource:
     trace_ids: Mapping[str, int]
     parts: Mapping[str, tuple[str, ...]]
     kernels: tuple[str, ...] = ()
+    part_types: Mapping[str, str] = field(default_factory=dict)
 
-    def shared_parts(self, template: Mapping[str, int]) -> dict[str, int]:
+    def shared_parts(self, template: TemplateValues) -> dict[str, int]:
         """Bytes of each named part of the dynamic shared memory, in carving order, for these template values."""
         sizes = {}
         for name, extents in self.parts.items():
-            floats = 1
+            type = self.part_types.get(name, "float")
+            sizes[name] = size_of(str(template.get(type, type)))
             for extent in extents:
-                floats *= int(evaluate(extent, template))
-            sizes[name] = 4 * floats
+                sizes[name] *= int(evaluate(extent, template))
         return sizes
 
-    def shared_bytes(self, template: Mapping[str, int]) -> int:
+    def shared_bytes(self, template: TemplateValues) -> int:
         """Bytes of dynamic shared memory that one block needs, for these template values."""
         return sum(self.shared_parts(template).values())
 
@@ -137,10 +140,17 @@ def parse(text: str, path: Path, function: str = "") -> KernelSource:
     body = assemble(text, path)
     ids = {action: number for number, action in enumerate(dict.fromkeys(_TRACE.findall(blank_comments(body))))}
     numbers = "".join(f"#define TRACE_ID_{action} {number}\n" for action, number in ids.items())
-    parts = {name: tuple(e.strip() for e in extents.split(",")) for _, extents, name in _PART.findall(code)}
+    parts, types = {}, {}
+    for _, inside, name in _PART.findall(code):
+        first, *rest = extents = _split(inside)
+        if first in DTYPES or first in signature.template_types:
+            extents, types[name] = tuple(rest), first
+        parts[name] = extents
     assembled = f'{numbers}#line 1 "{path.name}"\n{body}'
     actions = action_lines(code)
-    return KernelSource(header.kernel, path, text, assembled, header, signature, actions, ids, parts, tuple(headers))
+    return KernelSource(
+        header.kernel, path, text, assembled, header, signature, actions, ids, parts, tuple(headers), types
+    )
 
 
 def blank_comments(text: str) -> str:
@@ -273,7 +283,7 @@ def _header(kernel: str, common: list[tuple[str, str]], own: list[tuple[str, str
         inout=tuple(name for value in many["inout"] for name in value.replace(",", " ").split()),
         defaults=defaults,
         requires=tuple(many["require"]),
-        instances=tuple(_assignments(value) for value in many["instance"]),
+        instances=tuple(_instance(value) for value in many["instance"]),
         shapes=tuple(_assignments(value) for value in many["shape"]),
     )
 
@@ -288,6 +298,16 @@ def _split(text: str) -> tuple[str, ...]:
         else:
             pieces[-1] += character
     return tuple(piece.strip() for piece in pieces if piece.strip())
+
+
+def _instance(text: str) -> dict[str, int | str]:
+    """``T=half Br=32`` as a dict."""
+    types = dict(re.findall(r"\b(\w+)=([A-Za-z_]\w*)(?!\S)", text))
+    for name, type in types.items():
+        if type not in DTYPES:
+            raise ValueError(f"`{text}`: {name}={type} is neither a whole number nor a type ({', '.join(DTYPES)})")
+    numbers = _assignments(" ".join(piece for piece in text.split() if piece.partition("=")[0] not in types))
+    return {piece.partition("=")[0]: {**types, **numbers}[piece.partition("=")[0]] for piece in text.split()}
 
 
 def _assignments(text: str) -> dict[str, int]:

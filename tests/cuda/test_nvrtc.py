@@ -21,6 +21,8 @@ def nvrtc() -> Nvrtc:
 @pytest.mark.parametrize("kernel", sorted(path.stem for folder in folders() for path in folder.glob("*.cu")))
 def test_every_instance_compiles_without_spills(nvrtc: Nvrtc, kernel: str, arch: int) -> None:
     kernels = [find(kernel, function) for function in find(kernel).kernels]
+    if kernels[0].header.arch > arch:
+        pytest.skip(f"{kernel}.cu is for sm_{kernels[0].header.arch} and later")
     instances = [s.signature.instance(values) for s in kernels for values in s.header.instances or ({},)]
     compiled = nvrtc.compile(kernels[0].assembled, instances, arch)
     assert compiled.ok, compiled.problems

@@ -147,7 +147,9 @@ def test_header() -> None:
         ("// @grdi N", "line 1: @grdi is none of"),
         ("// @kernel f", "line 2: @kernel f stands twice"),
         ("// @kernel f\n// @arch 75\n// @arch 80", "line 3: @arch stands twice"),
-        ("// @instance D=x", "expected NAME=NUMBER"),
+        ("// @instance D=x", "D=x is neither a whole number nor a type .float, double"),
+        ("// @instance D", "expected NAME=NUMBER"),
+        ("// @shape N=half", "expected NAME=NUMBER"),
         ("// @array x", "expected a name and its dimensions"),
     ],
 )
