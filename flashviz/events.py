@@ -10,9 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
-
-from flashviz.slots import Block, Values
+from flashviz.slots import Block, Values, itemsize_of
 
 ROLES = ("input", "init", "compute", "rescale", "stale")
 """What a change means. ``input``: given in HBM before the first launch. ``init``: set to its first value (level 0,
@@ -50,7 +48,7 @@ class Part:
     @property
     def nbytes(self) -> int:
         """Bytes that cross: real elements, as they arrive."""
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+        return math.prod(self.shape) * itemsize_of(self.dtype)
 
 
 @dataclass(frozen=True, slots=True)

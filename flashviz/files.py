@@ -27,7 +27,7 @@ import numpy as np
 from flashviz import events
 from flashviz.events import Barrier, Change, Event, Finding, Launch, Move, Part, Source, Step, Trace
 from flashviz.recording import Recording, as_recording, no_collector
-from flashviz.slots import SCOPES, Slot, Values, shape_text
+from flashviz.slots import BFLOAT16, SCOPES, Slot, Values, itemsize_of, shape_text
 
 FORMAT = "flashviz-recording"
 VERSION = 1
@@ -355,6 +355,8 @@ def _place(data: bytes, error: str) -> str:
 @functools.lru_cache(maxsize=256)
 def _itemsize(dtype: str) -> int:
     """Bytes of an element, 0 where the name is not that of real numbers."""
+    if dtype == BFLOAT16:
+        return itemsize_of(dtype)
     try:
         known = np.dtype(dtype)
     except (TypeError, ValueError, SyntaxError):

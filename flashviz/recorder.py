@@ -33,7 +33,7 @@ import numpy as np
 
 from flashviz.events import BARRIERS, Barrier, Begin, Change, Event, Finding, Launch, Move, Part, Source, Step, Trace
 from flashviz.recording import Key, Param, Recording
-from flashviz.slots import Block, Slot, Values, shape_text
+from flashviz.slots import Block, Slot, Values, as_dtype, name_of, shape_text
 
 KEEP_VALUES = 256
 """Tiles up to this many elements keep their numbers in the recording."""
@@ -138,7 +138,7 @@ class Recorder:
         tensor: str = "",
     ) -> Slot:
         """Declare a slot that every block has for itself, empty when the block begins."""
-        return self._declare(Slot(name, memory, scope, tuple(shape), np.dtype(dtype).name, tensor or name))
+        return self._declare(Slot(name, memory, scope, tuple(shape), name_of(dtype), tensor or name))
 
     def tensor(
         self,
@@ -167,7 +167,7 @@ class Recorder:
         """
         if tile < 1:
             raise ValueError(f"tile={tile} for {name}: a tile has at least one row")
-        array = None if data is None else np.array(data, dtype=dtype)
+        array = None if data is None else as_dtype(data, dtype)
         full = tuple(array.shape) if array is not None else shape
         if not full:
             raise ValueError(f"{name}: give data or a shape with at least one axis, got {full}")
@@ -180,7 +180,7 @@ class Recorder:
                 raise ValueError(f"tensor {name!r}: slot {name + str(n) + suffix!r} is declared already")
             part = (min(tile, full[0] - row), *full[1:])
             made = self._declare(
-                Slot(f"{name}{n}{suffix}", "hbm", "grid", part, np.dtype(dtype).name, name, (n,), head, f"{name}{n}")
+                Slot(f"{name}{n}{suffix}", "hbm", "grid", part, name_of(dtype), name, (n,), head, f"{name}{n}")
             )
             held = None if array is None else array[row : max(row, min(row + tile, full[0] if used is None else used))]
             if held is not None and len(held):
@@ -189,7 +189,7 @@ class Recorder:
             if self._keep is not False:
                 role, level = ("init", 0) if held is None else ("input", 1)
                 self._levels[made.name] = level
-                values, shape_ = (None, part) if held is None else (self._values(held), held.shape)
+                values, shape_ = (None, part) if held is None else (self._values(held, dtype), held.shape)
                 self._events.append(Change(made.name, (), role, level, shape_, self._launch, Block(), values=values))
                 self._steps[0].end = len(self._events)
         return Tensor(name, tuple(tiles))
@@ -372,7 +372,7 @@ class Recorder:
             s, d = self._slot(a), self._slot(b)
             array = _fit(f"move of {s.name} into", d, self.read(s) if value is None else value)
             of = (s.name,) if read is None else tuple(self._slot(x).name for x in read)
-            parts.append(Part(s.name, d.name, array.shape, array.dtype.name, of, self._values(array)))
+            parts.append(Part(s.name, d.name, array.shape, d.dtype, of, self._values(array, d.dtype)))
             arrays.append((self._key(d), array, self._levels.get(self._key(s), 1)))
         self._emit(
             Move(tuple(parts), self._launch, self._block, self._number(parts), group is not None, stage, group or "")
@@ -421,7 +421,7 @@ class Recorder:
         key = self._key(s)
         level = 0 if role == "init" else self._levels.get(key, 0) + (role == "compute")
         names = tuple(self._slot(x).name for x in reads)
-        values_ = self._values(array)
+        values_ = self._values(array, s.dtype)
         self._emit(Change(s.name, names, role, level, array.shape, self._launch, self._block, cells, values_))
         self._memory[key] = array
         self._levels[key] = level
@@ -491,8 +491,8 @@ class Recorder:
     def _key(self, slot: Slot) -> Key:
         return slot.name if slot.shared_by_grid else (self._launch, self._block, slot.name)
 
-    def _values(self, array: np.ndarray) -> Values | None:
-        return Values.of(array) if self._keep is not False and array.size <= self._keep_values else None
+    def _values(self, array: np.ndarray, dtype: str) -> Values | None:
+        return Values.of(array, dtype) if self._keep is not False and array.size <= self._keep_values else None
 
     def _find(self, slot: Slot, message: str) -> None:
         if not self.recording_now:
@@ -528,8 +528,7 @@ def _kept(keep: bool | Iterable[int | tuple[int, int, int]]) -> bool | set[int |
 
 def _fit(what: str, slot: Slot, values: Any) -> np.ndarray:
     """``values`` in the slot's dtype, at most of its shape."""
-    with np.errstate(invalid="ignore", over="ignore"):  # NaN of an empty slot into integers, inf in float16
-        array = np.array(values, dtype=slot.dtype)
+    array = as_dtype(values, slot.dtype)
     if array.ndim != len(slot.shape) or any(x > y for x, y in zip(array.shape, slot.shape, strict=True)):
         raise ValueError(f"{what} {slot.name}: {shape_text(array.shape)} does not fit in {shape_text(slot.shape)}")
     return array

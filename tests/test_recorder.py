@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import flashviz as fv
 from flashviz import Block, Recorder, recorder
 from flashviz.events import Barrier, Begin, Change, Launch, Move, Part
 from flashviz.slots import Values
@@ -545,3 +546,21 @@ def test_captions_that_are_known_only_now():
         ("whole", "whole, said from inside its part"),
     ]
     assert r.recording().steps[-1].parts[0].caption == "part's own"
+
+
+def test_bfloat16_tiles_hold_rounded_numbers_and_count_two_bytes(tmp_path):
+    r = Recorder("copies")
+    x = r.tensor("x", np.array([1 / 3, 3.0]), tile=2, dtype="bfloat16")
+    xi, y = r.slot("xi", (2,), "bfloat16", tensor="x"), r.tensor("y", shape=(2,), tile=2, dtype="bfloat16")
+    with r.launch("copies"), r.block(tile=0):
+        with r.step("load"):
+            r.move(x[0], xi)
+        with r.step("store"):
+            r.move(xi, y[0], values=r.read(xi) / 3)
+    assert np.array_equal(r.read(xi), np.array([0.333984375, 3.0], dtype="float32"))
+    recording = r.recording()
+    assert recording.values(-1, "y0").tolist() == [0.111328125, 1.0]
+    counted = fv.traffic(recording)
+    assert (counted.bytes_read, counted.bytes_written) == (4, 4)
+    fv.save(recording, tmp_path / "copies.json")
+    assert fv.load(tmp_path / "copies.json") == recording

@@ -14,7 +14,14 @@ from flashviz.slots import shape_text
 
 @pytest.mark.parametrize(
     ("shape", "dtype", "nbytes"),
-    [((4, 8), "float32", 128), ((4, 8), "float16", 64), ((), "float64", 8), ((0, 3), "float32", 0), ((7,), "int8", 7)],
+    [
+        ((4, 8), "float32", 128),
+        ((4, 8), "float16", 64),
+        ((), "float64", 8),
+        ((0, 3), "float32", 0),
+        ((7,), "int8", 7),
+        ((4, 8), "bfloat16", 64),
+    ],
 )
 def test_bytes(shape, dtype, nbytes):
     assert Slot("x", "shared", "block", shape, dtype).nbytes == nbytes
@@ -73,3 +80,14 @@ def test_blocks_and_shapes_in_words():
     assert Block(tile=3) == (0, 0, 3) == Block(0, 0, 3)
     assert shape_text((4, 8)) == "4 × 8"
     assert shape_text(()) == "1"
+
+
+def test_bfloat16_is_kept_as_bits_and_read_as_float32():
+    kept = Values.of(np.array([[1 / 3, -np.inf], [0.0, 65536.0]], dtype="float32"), "bfloat16")
+    assert (kept.dtype, len(kept.data)) == ("bfloat16", 8)
+    assert kept.array.dtype == np.float32
+    assert np.array_equal(kept.array, np.array([[0.333984375, -np.inf], [0.0, 65536.0]]))
+    with pytest.raises(ValueError, match="read-only"):
+        kept.array[0, 0] = 1
+    with pytest.raises(ValueError, match="4 bytes where bfloat16 1 takes 2"):
+        Values("bfloat16", (), bytes(4))
