@@ -16,6 +16,7 @@ from flashviz.programs.base import Program, Run, action
 from flashviz.programs.device import choose_device, kernel_source
 from flashviz.programs.replay import run_kernel
 from flashviz.recorder import Recorder, Tensor
+from flashviz.recording import Param
 from flashviz.slots import Slot
 from flashviz.tiles import causal_mask, normalise, softmax_step
 
@@ -54,6 +55,8 @@ class FlashAttention2(Program):
     """
 
     loop = ("KV loop", "j")
+    kernel = KERNEL
+    dtype = "float32"
 
     def __init__(
         self,
@@ -75,26 +78,42 @@ class FlashAttention2(Program):
         self.Tr, self.Tc, self.heads, self.key_tiles = a.Tr, a.Tc, a.heads, a.key_tiles
         self.output = np.full(a.Q.shape, np.nan, dtype="float32")
         self.logsumexp = np.full(a.Q.shape[:3], np.nan, dtype="float32")
-        self.r = r = Recorder("flash_attention_2", a.params, keep=record, keep_values=keep_values)
+        self.r = r = Recorder("flash_attention_2", self.params, keep=record, keep_values=keep_values)
+        self.on_chip(r)
+        self.in_hbm(r)
+        r.launch(self.kernel, (a.Tr, a.Q.shape[1], a.Q.shape[0]), (THREADS, 1, 1))
+
+    @property
+    def params(self) -> dict[str, Param]:
+        """Sizes and options that the recording carries."""
+        return self.a.params
+
+    def on_chip(self, r: Recorder) -> None:
+        """What each block has for itself: everything in shared memory, where any thread may touch any element."""
+        a = self.a
         self.Qi, self.Oi = r.slot("Qi", (a.Br, a.d), tensor="Q"), r.slot("Oi", (a.Br, a.d), tensor="O")
         self.Kj, self.Vj = r.slot("Kj", (a.Bc, a.d), tensor="K"), r.slot("Vj", (a.Bc, a.d), tensor="V")
         self.Sij = r.slot("Sij", (a.Br, a.Bc), tensor="S")
         self.mi, self.li = r.slot("mi", (a.Br,), tensor="m"), r.slot("li", (a.Br,), tensor="l")
+
+    def in_hbm(self, r: Recorder) -> None:
+        """The tensors of every head, cut in tiles."""
+        a = self.a
 
         def suffix(head: tuple[int, ...]) -> str:
             return f"[{head[0]},{head[1]}]" if len(a.heads) > 1 else ""
 
         self.Q: dict[tuple[int, ...], Tensor] = {}
         self.K, self.V, self.O, self.L = dict(self.Q), dict(self.Q), dict(self.Q), dict(self.Q)
+        T: dict[str, Any] = {"dtype": self.dtype}
         for head in a.heads:
-            self.Q[head] = r.tensor("Q", a.Q[head], tile=a.Br, head=head, suffix=suffix(head))
+            self.Q[head] = r.tensor("Q", a.Q[head], tile=a.Br, head=head, suffix=suffix(head), **T)
         for head in np.ndindex(a.K.shape[:2]):
-            self.K[head] = r.tensor("K", a.K[head], tile=a.Bc, head=head, suffix=suffix(head), used=a.keys)
-            self.V[head] = r.tensor("V", a.V[head], tile=a.Bc, head=head, suffix=suffix(head), used=a.keys)
+            self.K[head] = r.tensor("K", a.K[head], tile=a.Bc, head=head, suffix=suffix(head), used=a.keys, **T)
+            self.V[head] = r.tensor("V", a.V[head], tile=a.Bc, head=head, suffix=suffix(head), used=a.keys, **T)
         for head in a.heads:
-            self.O[head] = r.tensor("O", shape=(a.Nq, a.d), tile=a.Br, head=head, suffix=suffix(head))
+            self.O[head] = r.tensor("O", shape=(a.Nq, a.d), tile=a.Br, head=head, suffix=suffix(head), **T)
             self.L[head] = r.tensor("L", shape=(a.Nq,), tile=a.Br, head=head, suffix=suffix(head))
-        r.launch("flash_attention_2", (a.Tr, a.Q.shape[1], a.Q.shape[0]), (THREADS, 1, 1))
 
     def begin(self, i: int, head: int = 0, batch: int = 0) -> None:
         """A CUDA block of its own begins: it owns row block i of one head."""
@@ -194,8 +213,8 @@ class FlashAttention2(Program):
     def run(self) -> Run:
         """O and L of the blocks that have run (NaN where none has), and the recording."""
         O, L = self.output.reshape(self.a.given), self.logsumexp.reshape(self.a.given[:-1])
-        recording = None if self.r.keeps_nothing else self.r.recording((self.source(), kernel_source(KERNEL)))
-        return Run(O, L, recording, "numpy", self.a.params)
+        recording = None if self.r.keeps_nothing else self.r.recording((self.source(), kernel_source(self.kernel)))
+        return Run(O, L, recording, "numpy", self.params)
 
 
 def launch_kernel(a: Attention, device: str = "gpu") -> tuple[np.ndarray, np.ndarray]:
@@ -226,6 +245,8 @@ def flash_attention_2(
     mask: Any = None,
     window: int | None = None,
     kv_len: int | None = None,
+    rung: int | str = 0,
+    dtype: str | None = None,
     device: str = "auto",
     record: Any = True,
     keep_values: int = 256,
@@ -242,6 +263,9 @@ def flash_attention_2(
         window: with causal, query i sees only the last ``window`` of these keys, its own among them.
         kv_len: how many rows of K and V are used, 0 to Nk, all when not given; it stands for Nk in ``causal``, and
             what lies behind it (NaN, say) is never touched.
+        rung: of the ladder of kernels (:data:`flashviz.ladder.PREFILL`): 0 is this one; 1, 2, ``"tf32"``, 3, 4 and 5 keep scores and
+            carries in registers, and from 3 on take 16-bit inputs. They take no mask, window or kv_len.
+        dtype: what the rungs from 3 on round Q, K and V to: ``"float16"``, which is the default, or ``"bfloat16"``.
         device: ``"numpy"``, ``"cpu"``, ``"gpu"``, or ``"auto"``: a GPU where one is usable, else NumPy.
         record: True, False, or the blocks to keep (tile numbers or (batch, head, tile) triples).
         keep_values: tiles up to this many elements keep their numbers in the recording.
@@ -257,9 +281,17 @@ def flash_attention_2(
     >>> flash_attention_2(x, x, x, Br=2, Bc=2, device="numpy")
     Run(O (4, 4), L (4,), device='numpy', 19 steps)
     """
+    options: dict[str, Any] = {"Br": Br, "Bc": Bc, "scale": scale, "causal": causal}
+    limits = {"mask": mask, "window": window, "kv_len": kv_len}
+    if rung != 0 or dtype is not None:
+        from flashviz.programs import flash_attention_2_rungs as rungs
+
+        rungs.check_options(rung, dtype, limits)
+        if rung != 0:
+            options |= {"rung": rung, "dtype": dtype, "keep_values": keep_values}
+            return rungs.run_rung(Q, K, V, **options, device=device, record=record)
+    options |= limits
     where = choose_device(device, "a mask is given, which the kernel does not take" if mask is not None else "")
-    options: dict[str, Any] = {"Br": Br, "Bc": Bc, "scale": scale, "causal": causal, "mask": mask}
-    options |= {"window": window, "kv_len": kv_len}
     fa = FlashAttention2(Q, K, V, **options, record=record, keep_values=keep_values)
     if where == "numpy":
         forward(fa)

@@ -20,6 +20,7 @@ from flashviz.programs.device import choose_device, kernel_source
 from flashviz.programs.flash_attention_2 import THREADS, FlashAttention2, forward
 from flashviz.programs.replay import run_kernel
 from flashviz.recorder import Recorder, Tensor
+from flashviz.recording import Param
 from flashviz.slots import Slot
 
 KERNEL = "flash_attention_2_rope"
@@ -59,19 +60,21 @@ class FlashAttention2Rope(FlashAttention2):
         self.pairs = dim // 2
         # Keys stand at 0 … Nk - 1 and queries at the last Nq of these positions, as the causal mask has it.
         self.tables = (*rope_tables(np.arange(a.Nq) + a.Nk - a.Nq, dim, base), *rope_tables(np.arange(a.Nk), dim, base))
-        self.params = {**a.params, "rotary_dim": dim, "base": float(base)}
+        self.base = float(base)
         self.output = np.full(a.Q.shape, np.nan, dtype="float32")
         self.logsumexp = np.full(a.Q.shape[:3], np.nan, dtype="float32")
         self.r = r = Recorder(KERNEL, self.params, keep=record, keep_values=keep_values)
-        self.Qi, self.Oi = r.slot("Qi", (a.Br, a.d), tensor="Q"), r.slot("Oi", (a.Br, a.d), tensor="O")
-        self.Kj, self.Vj = r.slot("Kj", (a.Bc, a.d), tensor="K"), r.slot("Vj", (a.Bc, a.d), tensor="V")
-        self.Sij = r.slot("Sij", (a.Br, a.Bc), tensor="S")
-        self.mi, self.li = r.slot("mi", (a.Br,), tensor="m"), r.slot("li", (a.Br,), tensor="l")
+        self.on_chip(r)
         angles = (max(a.Br, a.Bc), self.pairs)
         self.c = r.slot("c", angles, memory="register", scope="thread", tensor="cos")
         self.s = r.slot("s", angles, memory="register", scope="thread", tensor="sin")
         self._tensors(r, a)
         r.launch(KERNEL, (a.Tr, a.Q.shape[1], a.Q.shape[0]), (THREADS, 1, 1))
+
+    @property
+    def params(self) -> dict[str, Param]:
+        """Sizes and options that the recording carries."""
+        return {**self.a.params, "rotary_dim": 2 * self.pairs, "base": self.base}
 
     def _tensors(self, r: Recorder, a: Attention) -> None:
         def suffix(head: tuple[int, ...]) -> str:
