@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 
-from flashviz.events import Change, Move, Step
-from flashviz.recording import Recording
+from flashviz.events import Barrier, Change, Move, Part, Step
+from flashviz.recording import Content, Key, Recording
 from flashviz.slots import Block
 from flashviz.view.layout import Layout
 from flashviz.view.layouts import by_tile, layout_of
@@ -65,12 +66,62 @@ def levels_of(recording: Recording) -> dict[str, int]:
     return _levels(_ByIdentity(recording))
 
 
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """An asynchronous copy of one tile: issued by one event and there at another, the wait (past the last event: never)."""
+
+    part: Part
+    issued: int
+    landed: int
+    content: Content
+
+
+@lru_cache(maxsize=64)
+def _flights(key: _ByIdentity) -> dict[Key, tuple[Flight, ...]]:
+    recording = key.recording
+    found: dict[Key, list[Flight]] = {}
+    pending: dict[tuple[int, Block], dict[str, list[tuple[int, Part]]]] = {}
+
+    def land(at: tuple[int, Block], group: str, n: int) -> None:
+        for issued, part in pending.get(at, {}).pop(group, ()):
+            src, dst = recording.slot(part.src), recording.slot(part.dst)
+            content = Content(n, src.label, src.tensor or dst.tensor, 1, False, part.shape, None)
+            found.setdefault(recording.key(part.dst, *at), []).append(Flight(part, issued, n, content))
+
+    for n, event in enumerate(recording.events):
+        if isinstance(event, Move) and event.asynchronous:
+            groups = pending.setdefault((event.launch, event.block), {})
+            groups.setdefault(event.group, []).extend((n, part) for part in event.parts)
+        elif isinstance(event, Barrier) and event.kind == "wait":
+            land((event.launch, event.block), event.group, n)
+    for at, groups in pending.items():
+        for group in list(groups):
+            land(at, group, len(recording.events))
+    return {slot: tuple(flights) for slot, flights in found.items()}
+
+
+def flights_of(recording: Recording) -> dict[Key, tuple[Flight, ...]]:
+    """By slot and block the asynchronous copies into it, in the order in which they landed."""
+    return _flights(_ByIdentity(recording))
+
+
+@lru_cache(maxsize=64)
+def _landing(key: _ByIdentity) -> dict[int, tuple[Flight, ...]]:
+    by_wait: dict[int, list[Flight]] = {}
+    for flights in _flights(key).values():
+        for flight in flights:
+            by_wait.setdefault(flight.landed, []).append(flight)
+    return {n: tuple(flights) for n, flights in by_wait.items()}
+
+
 @lru_cache(maxsize=256)
 def _waits(key: _ByIdentity, first: int, end: int) -> tuple[frozenset[str], frozenset[str]]:
     arrived, awaited, waiting = set[str](), set[str](), set[str]()
-    for event in key.recording.events[first:end]:
+    for n, event in enumerate(key.recording.events[first:end], first):
         if isinstance(event, Move):
             arrived.update(part.dst for part in event.parts)
+        elif isinstance(event, Barrier) and event.kind == "wait":
+            arrived.update(flight.part.dst for flight in _landing(key).get(n, ()))
         elif isinstance(event, Change) and (read := arrived.intersection(event.reads)):
             awaited |= read
             waiting.add(event.slot)
@@ -78,7 +129,8 @@ def _waits(key: _ByIdentity, first: int, end: int) -> tuple[frozenset[str], froz
 
 
 def waits(recording: Recording, step: Step) -> tuple[frozenset[str], frozenset[str]]:
-    """Slots that arrive in a step and are read by what it computes afterwards, and the slots that this is written to."""
+    """Slots that arrive in a step (or were waited for in it) and are read by what it computes afterwards, and the slots that this
+    is written to."""
     return _waits(_ByIdentity(recording), step.first, step.end)
 
 

@@ -8,16 +8,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flashviz.events import Change, Move, Step
+from flashviz.events import Barrier, Change, Move, Step
 from flashviz.recording import Content, Key, Recording
 from flashviz.slots import Slot
-from flashviz.view.facts import waits
+from flashviz.view.facts import Flight, flights_of, waits
 from flashviz.view.layout import Box, Layout
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One content of a slot within a step: from where it flies, how it fills, and in which part of the step."""
+    """One content of a slot within a step: from where it flies, how it fills, and in which part of the step.
+
+    ``arriving``: an asynchronous copy that is on its way; ``lands``: it was, and is there now.
+    """
 
     content: Content
     source: Box | None = None
@@ -25,20 +28,24 @@ class Layer:
     end: float = 0.0
     fills: bool = False
     cells: bool = False
+    arriving: bool = False
+    lands: bool = False
 
 
 def layers_of(recording: Recording, layout: Layout, slot: Slot, step: Step) -> list[Layer]:
     """What a slot held before the step, then each content that the step gave it and that looks different.
 
     A slot that is moved into and then changed flies in the first half of the step and fills in the second. So does what is
-    computed from slots that arrive in the same step: they fly in the first half, it fills in the second.
+    computed from slots that arrive in the same step: they fly in the first half, it fills in the second. An asynchronous copy
+    flies when it is issued and is on its way until it is waited for: then it fills.
     """
     key = recording.key(slot.name, step.launch, step.block)
     before = recording.content_before(key, step.first)
     out = [Layer(before)] if before else []
     moved: tuple[Content, Box | None] | None = None
     changed: Content | None = None
-    cells = given = False
+    cells = given = landed = False
+    flights = flights_of(recording).get(key, ())
     for n, content in contents_within(recording, key, step):
         event = recording.events[n]
         if isinstance(event, Move):
@@ -49,6 +56,7 @@ def layers_of(recording: Recording, layout: Layout, slot: Slot, step: Step) -> l
         else:
             cells = cells or bool(getattr(event, "cells", False))
             given = getattr(event, "role", "") == "init" and event.launch >= 0
+            landed = isinstance(event, Barrier)
             changed = content
     box = layout.boxes.get(slot.name)
     written = box.numbers if box is not None else 0
@@ -57,6 +65,8 @@ def layers_of(recording: Recording, layout: Layout, slot: Slot, step: Step) -> l
             out = [Layer(changed, None, 0, 1.0, fills=True)] if given else [Layer(changed)]
         changed = None
     awaited, waiting = waits(recording, step)
+    if landed and changed is not None and changed is not before:
+        return landing(layout, slot, step, flights, out, changed, 0.5 if slot.name in awaited else 1.0)
     half = 0.5 if moved and (changed or slot.name in awaited) else 1.0
     if moved:
         out.append(Layer(moved[0], moved[1], 0, half))
@@ -64,7 +74,21 @@ def layers_of(recording: Recording, layout: Layout, slot: Slot, step: Step) -> l
         start = 0.5 if moved or slot.name in waiting else 0.0
         fills = not (slot.shared_by_grid and changed.level == 0)
         out.append(Layer(changed, None, start, 1.0, fills, cells and not changed.stale))
-    return out
+    return out + [
+        Layer(f.content, layout.boxes.get(f.part.src) if f.issued >= step.first else None, 0, 1.0, arriving=True)
+        for f in flights
+        if f.issued < step.end <= f.landed
+    ]
+
+
+def landing(
+    layout: Layout, slot: Slot, step: Step, flights: tuple[Flight, ...], out: list[Layer], content: Content, end: float
+) -> list[Layer]:
+    """A slot whose asynchronous copy is waited for in this step: on its way since it was issued, it fills until ``end``."""
+    flight = next(f for f in flights if f.landed == content.event)
+    if flight.issued >= step.first:  # issued and waited for in one step: a copy like any other
+        return [*out, Layer(content, layout.boxes.get(flight.part.src), 0, end)]
+    return [*out, Layer(flight.content, arriving=True), Layer(content, None, 0, end, fills=True, lands=True)]
 
 
 def _looks_new(old: Content | None, new: Content, written: int) -> bool:

@@ -71,7 +71,7 @@ class _Painter:
             if layers:
                 self.content(slot, layers[-1], slot.name)
         for slot, layers in slots:
-            if any(layer.fills for layer in layers):
+            if any(layer.fills and not layer.lands for layer in layers):
                 self.ring(slot)
         for label in self.layout.labels:
             self.shapes.append(
@@ -84,7 +84,7 @@ class _Painter:
         caption = wrap(printable(step.caption), CAPTION_SIZE, CAPTION_WIDTH)
         self.shapes.append(Text("caption", x=0, y=CAPTION_Y, text=caption, size=CAPTION_SIZE))
         for slot, layers in slots:
-            self.hover(slot, layers[-1].content if layers else None)
+            self.hover(slot, layers)
         return Scene(tuple(self.shapes), tuple(self.hovers), clean(step.caption))
 
     # -- the grid of blocks and the zoom lines -----------------------------------------------------------------
@@ -140,7 +140,7 @@ class _Painter:
         tensor = content.tensor or slot.tensor
         hue = self.layout.hues.get(slot.name) or self.hue(tensor)
         fill = STALE if content.stale else fill_of(hue, content.level, self.levels.get(tensor, 1))
-        if content.level == 0 and not content.stale:
+        if layer.arriving or (content.level == 0 and not content.stale):
             fill = GROUND
         if box.cells is not None:
             self.cells(slot, box, layer, fill, hue, name, under)
@@ -152,7 +152,7 @@ class _Painter:
         moves = self.flight(layer, x + width / 2, y + height / 2, under)
         at: dict[str, Any] = {"x": x, "y": y, "w": width, "h": height}
         grows = self.growth(layer, under) if layer.fills else moves
-        self.shapes.append(Rect(f"{name}.fill", **grows, **at, fill=fill))
+        self.shapes.append(Rect(f"{name}.fill", **grows, **at, fill=fill, hatched=layer.arriving))
         if part < 1:
             rest: dict[str, Any] = {"x": x, "y": top - box.h, "w": box.w, "h": box.h - height}
             if box.across:
@@ -237,11 +237,15 @@ class _Painter:
         w, h = box.w + 2 * RING, box.h + 2 * RING
         self.shapes.append(Rect(f"{slot.name}.ring", x=x, y=y, w=w, h=h, stroke=TEXT, width=RING_WIDTH))
 
-    def hover(self, slot: Slot, content: Content | None) -> None:
+    def hover(self, slot: Slot, layers: list[Layer]) -> None:
         box = self.layout.boxes[slot.name]
         if not box.hidden:
             x, y = box.x - box.w / 2, box.y - box.h / 2
-            self.hovers.append(Hover(f"{slot.name}.hover", x, y, box.w, box.h, _hover_text(slot, content)))
+            there = [layer.content for layer in layers if not layer.arriving]
+            text = _hover_text(slot, there[-1] if there else None)
+            if layers and layers[-1].arriving:
+                text += f"\n{printable(clean(layers[-1].content.label))} is on its way, and not waited for yet"
+            self.hovers.append(Hover(f"{slot.name}.hover", x, y, box.w, box.h, text))
 
 
 def numbers_in(box: Box, slot: Slot, content: Content) -> list[tuple[str, float, float]]:
