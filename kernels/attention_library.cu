@@ -51,7 +51,7 @@ __global__ void attention_library(const float* Q, const float* K, const float* V
     const int h = blockIdx.y;              // query head, 0 .. Hq - 1
     const int b = blockIdx.z;              // batch,      0 .. B - 1
     const int h_kv = h / (Hq / Hkv);       // the head of K and V that this query head reads, 0 .. Hkv - 1
-    TRACE_BLOCK(b, h, i);
+    TRACE_BLOCK_AND_CALLS(b, h, i);
 
     // From here Q, O, L and K, V are those of this head alone. 64-bit: B * H * N * D passes 2^31 long before the memory is full.
     Q += ((long long)b * Hq + h) * Nq * D;         // [Nq, D]
@@ -106,7 +106,7 @@ __global__ void attention_short(const float* Q, const float* K, const float* V, 
     const int h = blockIdx.y;              // query head, 0 .. Hq - 1
     const int b = blockIdx.z;              // batch,      0 .. B - 1
     const int h_kv = h / (Hq / Hkv);       // the head of K and V that this query head reads, 0 .. Hkv - 1
-    TRACE_BLOCK(b, h, i);
+    TRACE_BLOCK_AND_CALLS(b, h, i);
 
     // From here Q, O, L and K, V are those of this head alone. 64-bit: B * H * N * D passes 2^31 long before the memory is full.
     Q += ((long long)b * Hq + h) * Nq * D;         // [Nq, D]

@@ -176,7 +176,7 @@ __device__ void store_o(float* out, const float* o) {
 template <int Tile>
 __global__ void safe_softmax(const float* x, float* y, int N) {
     const int r = blockIdx.x;                          // row, 0 .. R - 1
-    TRACE_BLOCK(0, 0, r);
+    TRACE_BLOCK_AND_CALLS(0, 0, r);
     x += (long long)r * N;                             // [N]; 64-bit: R * N passes 2^31 long before the memory is full
     y += (long long)r * N;                             // [N]
 
@@ -208,7 +208,7 @@ __global__ void safe_softmax(const float* x, float* y, int N) {
 template <int Tile>
 __global__ void online_softmax(const float* x, float* y, int N) {
     const int r = blockIdx.x;                          // row, 0 .. R - 1
-    TRACE_BLOCK(0, 0, r);
+    TRACE_BLOCK_AND_CALLS(0, 0, r);
     x += (long long)r * N;                             // [N]
     y += (long long)r * N;                             // [N]
 
@@ -239,7 +239,7 @@ __global__ void online_softmax(const float* x, float* y, int N) {
 template <int Tile, int D>
 __global__ void fused_softmax(const float* x, const float* V, float* o, int N) {
     const int r = blockIdx.x;                          // row, 0 .. R - 1
-    TRACE_BLOCK(0, 0, r);
+    TRACE_BLOCK_AND_CALLS(0, 0, r);
     x += (long long)r * N;                             // [N]
     o += (long long)r * D;                             // [D]
 

@@ -69,7 +69,7 @@ template <int R, int D, int Pairs>
 __global__ void rope_rows(const float* x, const float* cos, const float* sin, float* O, int N, int H) {
     const int i = blockIdx.x;                          // rows i * R .. i * R + R - 1, i = 0 .. ceil(N / R) - 1
     const int h = blockIdx.y, b = blockIdx.z;          // head, 0 .. H - 1; batch, 0 .. B - 1
-    TRACE_BLOCK(b, h, i);
+    TRACE_BLOCK_AND_CALLS(b, h, i);
     x += ((long long)b * H + h) * N * D;               // [N, D]; 64-bit: B * H * N * D passes 2^31 long before the memory is full
     O += ((long long)b * H + h) * N * D;               // [N, D]
 
@@ -98,7 +98,7 @@ template <int R, int D, int Pairs>
 __global__ void rope_pairs_rows(const float* x, const float* cos, const float* sin, float* O, int N, int H) {
     const int i = blockIdx.x;                          // rows i * R .. i * R + R - 1, i = 0 .. ceil(N / R) - 1
     const int h = blockIdx.y, b = blockIdx.z;          // head, 0 .. H - 1; batch, 0 .. B - 1
-    TRACE_BLOCK(b, h, i);
+    TRACE_BLOCK_AND_CALLS(b, h, i);
     x += ((long long)b * H + h) * N * D;               // [N, D]
     O += ((long long)b * H + h) * N * D;               // [N, D]
 

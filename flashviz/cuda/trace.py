@@ -1,8 +1,9 @@
 """What a traced kernel wrote down: the buffer it fills, as ``kernels/include/trace.cuh`` lays it out, and what that says.
 
-Compiled with FLASHVIZ_TRACE, a kernel appends a record for each action that a block begins: its number, tile coordinates, role,
-multiprocessor and nanoseconds. The numbers are those that the assembled source gives the names in its ``TRACE(...)`` lines, so
-`decode` needs nothing but that source.
+Compiled with FLASHVIZ_TRACE, a kernel appends a record for each action that a block begins: its number, tile coordinates, role and
+nanoseconds. The numbers are those that the assembled source gives the names in its ``TRACE(...)`` lines, so `decode` needs nothing but
+that source. A record holds the lower 32 bits of the time, and the block's region its begin and end in 64: that is enough to put
+every record in its place, and to notice an action of more than 4.29 s, for which it is not.
 
     launched = cuda.launch(kernel, args, device="cpu", trace=True)
     for block in launched.trace.blocks:
@@ -35,15 +36,25 @@ RECORD = np.dtype(
         ("action", "<u2"),
         ("role", "u1"),
         ("tiles", "u1"),
-        ("multiprocessor", "<u4"),
         ("first", "<i4"),
         ("second", "<i4"),
-        ("nanoseconds", "<u8"),
+        ("nanoseconds", "<u4"),
     ]
 )
 REGION = np.dtype(
-    [("count", "<u4"), ("batch", "<i4"), ("head", "<i4"), ("tile", "<i4"), ("begin", "<u8"), ("end", "<u8")]
+    [
+        ("count", "<u4"),
+        ("batch", "<i4"),
+        ("head", "<i4"),
+        ("tile", "<i4"),
+        ("multiprocessor", "<u4"),
+        ("called", "<u4"),
+        ("begin", "<u8"),
+        ("end", "<u8"),
+    ]
 )
+WRAP = 1 << 32
+"""Nanoseconds after which a record's time begins anew."""
 GUESS = 256
 """Records a block has room for where nobody says how many there will be."""
 ROLES = ("",)
@@ -174,7 +185,8 @@ def decode(plan: Plan, records: np.ndarray, regions: np.ndarray, device: str) ->
     TraceOverflowError
         A block performed more actions than it had room for: says how large the buffer must be.
     TraceError
-        A block without TRACE_BLOCK, two that say the same place, or an action that the source does not name.
+        A block without TRACE_BLOCK, two that say the same place, an action that the source does not name, actions of a called
+        function that the kernel does not announce, or one that took too long for its time to be known.
     """
     name = f"{plan.source.path.name}: {plan.instance}"
     capacity = records.shape[1]
@@ -184,6 +196,12 @@ def decode(plan: Plan, records: np.ndarray, regions: np.ndarray, device: str) ->
         raise TraceError(
             f"{name}: {len(absent)} of {len(regions)} blocks wrote no trace, first blockIdx "
             f"{_index(plan, int(absent[0]))}: a traced kernel says TRACE_BLOCK(batch, head, tile) before anything else."
+        )
+    calling = np.flatnonzero(regions["called"])
+    if len(calling):
+        raise TraceError(
+            f"{name}: {int(regions['called'][calling[0]]):,} actions of blockIdx {_index(plan, int(calling[0]))} are named in functions "
+            "that the kernel calls: it must say TRACE_BLOCK_AND_CALLS(batch, head, tile) instead of TRACE_BLOCK."
         )
     most = int(counts.max(initial=0))
     if most > capacity:
@@ -203,20 +221,28 @@ def decode(plan: Plan, records: np.ndarray, regions: np.ndarray, device: str) ->
                 f"{name}: blockIdx {_index(plan, seen[block])} and {_index(plan, index)} both say TRACE_BLOCK{tuple(block)}."
             )
         seen[block] = index
-        actions = _actions(name, names, records[index, : int(region["count"])], int(region["end"]))
+        actions = _actions(name, names, records[index, : int(region["count"])], region)
         blocks.append(TracedBlock(block, index, int(region["begin"]), int(region["end"]), actions))
     blocks.sort(key=lambda b: b.block)
     return KernelTrace(plan.source.signature.function, device, plan.grid, plan.block, tuple(blocks), capacity)
 
 
-def _actions(name: str, names: dict[int, str], records: np.ndarray, end: int) -> tuple[Action, ...]:
+def _actions(name: str, names: dict[int, str], records: np.ndarray, region: np.void) -> tuple[Action, ...]:
     rows = records.tolist()
-    ends = [*(row[6] for row in rows), end][1:]  # an action ends where the next begins
+    times = [int(region["begin"])]
+    for time in [*(row[5] for row in rows), int(region["end"])]:
+        times.append(times[-1] + (time - times[-1]) % WRAP)
+    if times[-1] != region["end"]:
+        raise TraceError(
+            f"{name}: an action of block {tuple(region[['batch', 'head', 'tile']].tolist())} took longer than {WRAP / 1e9:.2f} s, "
+            "which a trace's times cannot tell: trace a smaller launch."
+        )
+    where = int(region["multiprocessor"])
     actions = []
-    for (number, role, tiles, multiprocessor, first, second, start), until in zip(rows, ends, strict=True):
+    for (number, role, tiles, first, second, _), start, until in zip(rows, times[1:], times[2:], strict=False):
         if number not in names or not 1 <= tiles <= 2 or role >= len(ROLES):
             raise TraceError(f"{name}: the trace holds action {number}, role {role}, {tiles} tiles: not a TRACE line.")
-        actions.append(Action(names[number], (first, second)[:tiles], multiprocessor, start, until, ROLES[role]))
+        actions.append(Action(names[number], (first, second)[:tiles], where, start, until, ROLES[role]))
     return tuple(actions)
 
 

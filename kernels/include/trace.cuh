@@ -4,118 +4,174 @@
 //     TRACE(load_k, j);        right before the lines that perform load_k on tile j
 //     TRACE(scores, j, i);     the variables of two loops, outermost first
 //
-// Both compile to nothing, unless FLASHVIZ_TRACE is defined: then thread 0 of each block appends what it is about to do, on which tile,
-// on which multiprocessor and when, to the block's own region of a buffer; the host sets three device globals before the launch and reads the
-// buffer after it. The actions' names are numbered in their order of appearance when the source is assembled, so a name is written in
+//     TRACE_BLOCK_AND_CALLS(b, h, i);    instead of TRACE_BLOCK where functions that the kernel calls have TRACE lines too
+//
+// All compile to nothing, unless FLASHVIZ_TRACE is defined: then thread 0 of each block appends what it is about to do, on which tile
+// and when, to the block's own region of a buffer; the host sets three device globals before the launch and reads the buffer after it.
+// The actions' names are numbered in their order of appearance when the source is assembled, so a name is written in
 // the kernel and nowhere else; an action's lines, and its time, run from its TRACE to the next.
+//
+// An action costs the warp of thread 0 a look at the clock and one store that nothing waits for: where the next record goes, and how much
+// room is left, stay in registers. A function that the kernel calls does not see these registers, so TRACE_BLOCK_AND_CALLS keeps the
+// place in memory instead, and each action waits for it.
 #pragma once
 
 #ifndef FLASHVIZ_TRACE
 
 #define TRACE_BLOCK(batch, head, tile) ((void)0)
+#define TRACE_BLOCK_AND_CALLS(batch, head, tile) ((void)0)
 #define TRACE(action, ...) ((void)0)
 
 #else
 
 #if defined(FLASHVIZ_HOST) && defined(_WIN32)
 #define TRACE_SYMBOL __declspec(dllexport)
-#define TRACE_QUIET __attribute__((noinline, no_sanitize("thread")))
+#define TRACE_QUIET inline __attribute__((noinline, no_sanitize("thread")))
 #elif defined(FLASHVIZ_HOST)
 #define TRACE_SYMBOL __attribute__((visibility("default")))
-#define TRACE_QUIET __attribute__((noinline, no_sanitize("thread")))  // a trace's own accesses are not the kernel's
+#define TRACE_QUIET inline __attribute__((noinline, no_sanitize("thread")))  // a trace's own accesses are not the kernel's
 #else
 #define TRACE_SYMBOL
-#define TRACE_QUIET
+#define TRACE_QUIET __forceinline__
 #endif
 
-// One action as it begins. Sizes and order are those of flashviz/cuda/trace.py.
-struct TraceRecord {
+// One action as it begins, 16 bytes: one store. Sizes and order are those of flashviz/cuda/trace.py.
+struct __align__(16) TraceRecord {
     unsigned short action;             // TRACE_ID_...
     unsigned char role;                // 0: the block as a whole
     unsigned char tiles;               // how many of the two coordinates are given, 1 or 2
-    unsigned multiprocessor;
     int first, second;
-    unsigned long long nanoseconds;    // of the GPU's global timer
+    unsigned nanoseconds;              // the lower half of the GPU's global timer; the host sees where it wraps, every 4.29 s
 };
 
 // One block, in the order of blockIdx (x fastest).
 struct TraceRegion {
     unsigned count;                    // actions performed, which may be more than there was room for
     int batch, head, tile;
+    unsigned multiprocessor;           // where the block runs from its first instruction to its last
+    unsigned called;                   // actions that found no TRACE_BLOCK in sight; 0 when the kernel ends, else an error
     unsigned long long begin, end;     // when thread 0 came to TRACE_BLOCK, and when it left the kernel
 };
 
-extern "C" {
-TRACE_SYMBOL __device__ TraceRecord* flashviz_trace_records;           // [blocks, capacity]
-TRACE_SYMBOL __device__ TraceRegion* flashviz_trace_regions;           // [blocks]
-TRACE_SYMBOL __device__ unsigned long long flashviz_trace_capacity;    // records a block
+extern "C" {  // constant: a launch never changes them, and reading one costs nothing
+TRACE_SYMBOL __constant__ TraceRecord* flashviz_trace_records;           // [blocks, capacity]
+TRACE_SYMBOL __constant__ TraceRegion* flashviz_trace_regions;           // [blocks]
+TRACE_SYMBOL __constant__ unsigned long long flashviz_trace_capacity;    // records a block
 }
 
-__device__ inline unsigned long long trace_region() {
+__device__ inline unsigned long long trace_number() {
     return ((unsigned long long)blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
 }
 
 __device__ inline bool trace_is_first() { return (threadIdx.x | threadIdx.y | threadIdx.z) == 0; }
 
+#ifdef FLASHVIZ_HOST
+__device__ inline unsigned long long trace_time() { return fv_host_globaltimer(); }
+__device__ inline unsigned trace_tick() { return (unsigned)fv_host_globaltimer(); }
+__device__ inline unsigned trace_multiprocessor() { return fv_host_smid(); }
+#define TRACE_HOST(action, tiles, first, second) fv_host_action(action, tiles, first, second)  // each thread: whose accesses are the action's
+#else
 __device__ inline unsigned long long trace_time() {
-#ifdef FLASHVIZ_HOST
-    return fv_host_globaltimer();
-#else
     unsigned long long now;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now) : : "memory");  // memory: no access of another action moves past it
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now) : : "memory");
     return now;
-#endif
 }
-
+__device__ inline unsigned trace_tick() {
+    unsigned now;
+    asm volatile("mov.u32 %0, %%globaltimer_lo;" : "=r"(now) : : "memory");  // memory: no access of another action moves past it
+    return now;
+}
 __device__ inline unsigned trace_multiprocessor() {
-#ifdef FLASHVIZ_HOST
-    return fv_host_smid();
-#else
     unsigned number;
     asm volatile("mov.u32 %0, %%smid;" : "=r"(number));
     return number;
-#endif
 }
+#define TRACE_HOST(action, tiles, first, second) ((void)0)
+#endif
 
 // No atomics: a region belongs to one block, and of its threads only the first writes. A role of its own warps (a producer beside consumers)
-// would need a region of its own, or an atomic count.
-TRACE_QUIET __device__ inline void trace_append(unsigned action, unsigned role, unsigned tiles, int first, int second) {
-#ifdef FLASHVIZ_HOST
-    fv_host_action(action, tiles, first, second);      // each thread: whose accesses are logged as that action's
-#endif
-    if (!trace_is_first()) return;
-    const unsigned long long region = trace_region();
-    const unsigned n = flashviz_trace_regions[region].count++;
-    if (n >= flashviz_trace_capacity) return;          // counted, not kept: the host sees how many there were and says so
+// would need a region of its own.
+TRACE_QUIET __device__ void trace_begin(int batch, int head, int tile) {
+    TraceRegion& region = flashviz_trace_regions[trace_number()];
+    region.count = region.called = 0;
+    region.batch = batch;
+    region.head = head;
+    region.tile = tile;
+    region.multiprocessor = trace_multiprocessor();
+    region.begin = trace_time();
+}
+
+TRACE_QUIET __device__ void trace_end(unsigned count) {
+    TraceRegion& region = flashviz_trace_regions[trace_number()];
+    region.count = count;
+    region.end = trace_time();
+}
+
+TRACE_QUIET __device__ void trace_write(TraceRecord* place, unsigned action, unsigned tiles, int first, int second) {
     TraceRecord record;
     record.action = (unsigned short)action;
-    record.role = (unsigned char)role;
+    record.role = 0;
     record.tiles = (unsigned char)tiles;
-    record.multiprocessor = trace_multiprocessor();
     record.first = first;
     record.second = second;
-    record.nanoseconds = trace_time();
-    flashviz_trace_records[region * flashviz_trace_capacity + n] = record;
+    record.nanoseconds = trace_tick();
+    *place = record;
 }
-__device__ inline void trace_action(unsigned action, int first) { trace_append(action, 0, 1, first, 0); }
-__device__ inline void trace_action(unsigned action, int first, int second) { trace_append(action, 0, 2, first, second); }
 
+// What TRACE_BLOCK puts into the kernel. An action that finds no room is counted and not kept: the host sees how many there were and says so.
 struct TraceBlock {
-    TRACE_QUIET __device__ TraceBlock(int batch, int head, int tile) {
+    TraceRecord* next;
+    int room;                          // records that still fit; 0 or less in every thread but the first: these write nothing
+
+    TRACE_QUIET __device__ TraceBlock(int batch, int head, int tile) : next(nullptr), room(0) {
         if (!trace_is_first()) return;
-        TraceRegion& region = flashviz_trace_regions[trace_region()];
-        region.count = 0;
-        region.batch = batch;
-        region.head = head;
-        region.tile = tile;
-        region.begin = trace_time();
+        next = flashviz_trace_records + trace_number() * flashviz_trace_capacity;
+        room = (int)flashviz_trace_capacity;
+        trace_begin(batch, head, tile);
     }
     TRACE_QUIET __device__ ~TraceBlock() {             // wherever the kernel returns
-        if (trace_is_first()) flashviz_trace_regions[trace_region()].end = trace_time();
+        if (trace_is_first()) trace_end((unsigned)flashviz_trace_capacity - room);
+    }
+    TRACE_QUIET __device__ void append(unsigned action, unsigned tiles, int first, int second) {
+        TRACE_HOST(action, tiles, first, second);
+        if (room > 0) trace_write(next++, action, tiles, first, second);
+        --room;
     }
 };
 
-#define TRACE_BLOCK(batch, head, tile) const TraceBlock trace_block(batch, head, tile)
-#define TRACE(action, ...) trace_action(TRACE_ID_##action, __VA_ARGS__)
+// What TRACE finds where no TRACE_BLOCK is in sight, which is in a function: the place is kept in the block's region.
+struct TraceCalled {
+    TRACE_QUIET __device__ void append(unsigned action, unsigned tiles, int first, int second) {
+        TRACE_HOST(action, tiles, first, second);
+        if (!trace_is_first()) return;
+        const unsigned long long region = trace_number();
+        const unsigned n = flashviz_trace_regions[region].called++;
+        if (n < flashviz_trace_capacity)
+            trace_write(flashviz_trace_records + region * flashviz_trace_capacity + n, action, tiles, first, second);
+    }
+};
+__device__ TraceCalled trace_block;
+
+// What TRACE_BLOCK_AND_CALLS puts into the kernel, under a name that hides nothing.
+struct TraceCalls {
+    TRACE_QUIET __device__ TraceCalls(int batch, int head, int tile) {
+        if (trace_is_first()) trace_begin(batch, head, tile);
+    }
+    TRACE_QUIET __device__ ~TraceCalls() {
+        if (!trace_is_first()) return;
+        unsigned& called = flashviz_trace_regions[trace_number()].called;
+        trace_end(called);
+        called = 0;
+    }
+};
+
+template <class Block>
+__device__ inline void trace_action(Block& block, unsigned action, int first) { block.append(action, 1, first, 0); }
+template <class Block>
+__device__ inline void trace_action(Block& block, unsigned action, int first, int second) { block.append(action, 2, first, second); }
+
+#define TRACE_BLOCK(batch, head, tile) TraceBlock trace_block(batch, head, tile)
+#define TRACE_BLOCK_AND_CALLS(batch, head, tile) const TraceCalls trace_calls(batch, head, tile)
+#define TRACE(action, ...) trace_action(trace_block, TRACE_ID_##action, __VA_ARGS__)
 
 #endif
