@@ -65,6 +65,10 @@ _WHERE = {
     "compare": "comparison",
     "traffic_plot": "view.traffic",
     "mask_plot": "view.masks",
+    "fragments": "view.fragments",
+    "banks": "view.banks",
+    "fragment": "warp",
+    "wavefronts": "warp",
     "doctor": "doctor",
     "to_bfloat16": "bfloat16",
     "from_bfloat16": "bfloat16",
@@ -115,7 +119,9 @@ if TYPE_CHECKING:
     from flashviz.slots import Block as Block
     from flashviz.slots import Slot as Slot
     from flashviz.slots import Values as Values
+    from flashviz.view.banks import banks as banks
     from flashviz.view.export import save as save
+    from flashviz.view.fragments import fragments as fragments
     from flashviz.view.masks import mask_plot as mask_plot
     from flashviz.view.page import page as page
     from flashviz.view.scene import scene as scene
@@ -123,6 +129,8 @@ if TYPE_CHECKING:
     from flashviz.view.storyboard import storyboard as storyboard
     from flashviz.view.timeline import timeline as timeline
     from flashviz.view.traffic import traffic_plot as traffic_plot
+    from flashviz.warp import fragment as fragment
+    from flashviz.warp import wavefronts as wavefronts
 
 
 def __getattr__(name: str) -> Any:

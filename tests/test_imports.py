@@ -23,6 +23,7 @@ LEVEL = {
     "sight": 0,
     "measurements": 0,
     "ladder": 0,
+    "warp": 0,
     "programs": 1,
     "cuda": 1,
     "checks": 1,

@@ -1,0 +1,89 @@
+"""Pictures of lanes and banks: what is drawn is what is computed, as artists in places, not pixels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_hex
+from matplotlib.patches import Rectangle
+
+import flashviz as fv
+from flashviz.view.palette import HUES
+from flashviz.warp import LAYOUTS, SHAPES, chunk_address
+
+
+def cells(axes: Any) -> dict[tuple[int, int], tuple[int, str]]:
+    """By row and column: the lane that is written in the cell, and its fill."""
+    fills = {
+        (round(p.get_y()), round(p.get_x())): to_hex(p.get_facecolor())
+        for p in axes.patches
+        if isinstance(p, Rectangle) and p.get_fill() and (p.get_width(), p.get_height()) == (1, 1)
+    }
+    texts = {
+        (int(t.get_position()[1]), int(t.get_position()[0])): int(t.get_text())
+        for t in axes.texts
+        if t.get_text().isdigit()
+    }
+    assert set(texts) == set(fills)
+    return {at: (texts[at], fills[at]) for at in texts}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("lane", [0, 13, 31])
+def test_cells_name_their_lanes_and_one_lane_is_dark(shape: str, lane: int) -> None:
+    figure = fv.fragments(lane, shape=shape, names=("P", "V", "O"))
+    for axes, operand, tensor in zip(figure.axes, "abd", "SVO", strict=True):
+        want = fv.fragment(operand, shape)
+        found = cells(axes)
+        assert np.array_equal([[found[r, c][0] for c in range(want.shape[1])] for r in range(want.shape[0])], want.lane)
+        dark = {at for at, (_, fill) in found.items() if fill == HUES[tensor].outline}
+        assert dark == {tuple(map(int, at)) for at in np.argwhere(want.lane == lane)}
+        names = {t.get_text() for t in axes.texts if not t.get_text().isdigit()}
+        assert {n for text in names for n in text.split("\n")} == {f"{operand}[{k}]" for k in range(want.registers)}
+
+
+def test_what_the_lane_holds_is_listed() -> None:
+    (text,) = fv.fragments(5).texts
+    assert "lane 5 = 4 · 1 + 1 holds" in text.get_text()
+    assert "a[3] = Q[9, 10], Q[9, 11]" in text.get_text()
+    assert "d[2] = S[9, 2]" in text.get_text()
+    assert fv.fragments(None).texts == []
+
+
+def test_fragments_refuse() -> None:
+    with pytest.raises(ValueError, match="lane=32: a warp has lanes 0 to 31"):
+        fv.fragments(32)
+    with pytest.raises(ValueError, match="shape='m8n8k4' is none of m16n8k16, m16n8k8"):
+        fv.fragments(shape="m8n8k4")
+    with pytest.raises(ValueError, match="2 names: give one for each"):
+        fv.fragments(names=("Q", "K"))
+
+
+@pytest.mark.parametrize("d", [64, 128])
+def test_chunks_lie_at_their_addresses_and_the_bars_count(d: int) -> None:
+    figure = fv.banks(5, d=d)
+    for layout, memory, wanted in zip(LAYOUTS, figure.axes[::2], figure.axes[1::2], strict=True):
+        boxes = {t.get_text(): t.get_position() for t in memory.texts}
+        assert len(boxes) == 8 * d // 8
+        for row in range(8):
+            for chunk in range(d // 8):
+                at = chunk_address(row, chunk, d, layout)
+                x, y = boxes[f"{row}.{chunk}"]
+                assert (x - 2, int(y)) == (at % 128 // 4, at // 128)
+        dark = [p for p in memory.patches if to_hex(p.get_facecolor()) == HUES["K"].outline]
+        assert len(dark) == 8
+        heights = [int(bar.get_height()) for bar in wanted.patches]
+        assert sum(heights) == 32
+        assert max(heights) == (8 if layout == "plain" else 1)
+        assert memory.get_title() == f"{layout}: {'8 passes' if layout == 'plain' else '1 pass'}"
+
+
+def test_banks_refuse() -> None:
+    with pytest.raises(ValueError, match="chunk=8: rows of 64 have chunks 0 to 7"):
+        fv.banks(8)
+    with pytest.raises(ValueError, match="at least one layout"):
+        fv.banks(layouts=())
+    with pytest.raises(ValueError, match="layout='odd'"):
+        fv.banks(layouts=("odd",))
