@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from flashviz.checks import models
@@ -20,28 +20,34 @@ class Model:
     Args:
         algorithm: whose formula.
         elements: by tensor.
-        itemsize: bytes of an element.
+        itemsizes: bytes of an element by tensor, 4 where not named.
     """
 
     algorithm: str
     elements: Mapping[str, tuple[int, int]]
-    itemsize: int = 4
+    itemsizes: Mapping[str, int] = field(default_factory=dict)
+
+    def bytes_of(self, tensor: str) -> tuple[int, int]:
+        """Bytes of a tensor that are read and written."""
+        read, written = self.elements.get(tensor, (0, 0))
+        size = self.itemsizes.get(tensor, 4)
+        return size * read, size * written
 
     @property
     def bytes_read(self) -> int:
         """Bytes out of HBM."""
-        return self.itemsize * sum(read for read, _ in self.elements.values())
+        return sum(self.bytes_of(name)[0] for name in self.elements)
 
     @property
     def bytes_written(self) -> int:
         """Bytes into HBM."""
-        return self.itemsize * sum(written for _, written in self.elements.values())
+        return sum(self.bytes_of(name)[1] for name in self.elements)
 
     def differences(self, counted: Traffic) -> list[str]:
         """Where a count and the formula differ, a line for each tensor and direction; empty where they agree."""
         out = []
         for name in dict.fromkeys([*self.elements, *counted.tensors]):
-            want = tuple(self.itemsize * n for n in self.elements.get(name, (0, 0)))
+            want = self.bytes_of(name)
             found = counted.tensors.get(name)
             have = (found.bytes_read, found.bytes_written) if found else (0, 0)
             for way, a, b in zip(("read", "written"), want, have, strict=True):
@@ -51,7 +57,9 @@ class Model:
 
     def __str__(self) -> str:
         rows = [("tensor", "bytes read", "bytes written")]
-        rows += [(n, f"{self.itemsize * r:,}", f"{self.itemsize * w:,}") for n, (r, w) in self.elements.items()]
+        for name in self.elements:
+            read, written = self.bytes_of(name)
+            rows.append((name, f"{read:,}", f"{written:,}"))
         rows.append(("all", f"{self.bytes_read:,}", f"{self.bytes_written:,}"))
         widths = [max(len(row[n]) for row in rows) for n in range(3)]
         lines = [f"{a:{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}" for a, b, c in rows]
@@ -92,7 +100,8 @@ def traffic_model(algorithm: Any, **params: Any) -> Model:
         elements = module.model(params)
     except KeyError as missing:
         raise ValueError(f"the formula of {algorithm} needs {missing.args[0]}=") from None
-    return Model(algorithm, elements)
+    sizes = getattr(module, "itemsizes", None)
+    return Model(algorithm, elements, sizes(params) if sizes else {})
 
 
 def check_traffic(run: Any) -> list[str]:

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from flashviz import ladder
-from flashviz.bfloat16 import from_bfloat16, to_bfloat16
 from flashviz.programs.attention import Attention, as_tile_array
 from flashviz.programs.base import Run, action
 from flashviz.programs.device import choose_device
 from flashviz.programs.flash_attention_2 import FlashAttention2, forward
 from flashviz.programs.replay import run_kernel
+from flashviz.programs.rung_kernels import launch, loaded, stored, template_for
 from flashviz.recorder import Recorder
 from flashviz.recording import Param
 from flashviz.slots import Slot, as_dtype
@@ -290,34 +290,20 @@ def loops(fa: FlashAttention2Registers) -> None:
         forward(fa)
 
 
-def template_of(fa: FlashAttention2Registers) -> dict[str, int | str]:
-    """The template values that the kernel of a program's rung is compiled with."""
-    a = fa.a
-    values: dict[str, int | str] = {"Br": a.Br, "Bc": a.Bc, "D": a.d}
-    if fa.dtype in EPSILON:
-        values["T"] = {"float16": "half", "bfloat16": "bfloat16"}[fa.dtype]
-    return values
-
-
 def launch_kernel(fa: FlashAttention2Registers, device: str = "gpu") -> tuple[np.ndarray, np.ndarray]:
     """O and L, as float32, from the kernel of the program's rung, launched on outputs filled with NaN.
 
     Raises:
         LaunchError: the sizes do not fit this GPU; says which would. KernelError: it failed while it ran.
     """
-    from flashviz import cuda
-
-    a = fa.a
-
-    def stored(x: np.ndarray) -> np.ndarray:
-        return to_bfloat16(x) if fa.dtype == "bfloat16" else x.astype(fa.dtype)
-
-    O, L = stored(np.zeros(a.Q.shape)), np.empty(a.Q.shape[:3], np.float32)
-    numbers = (a.Nq, a.Nk, a.scale, a.causal, a.Q.shape[1], a.K.shape[1])
-    arguments = (*map(stored, (a.Q, a.K, a.V)), O, L, *numbers)
-    cuda.launch(cuda.Kernel(fa.kernel, template=template_of(fa)), arguments, device=device, poison=True)
-    O = from_bfloat16(O) if fa.dtype == "bfloat16" else O.astype(np.float32)
-    return O.reshape(a.given), L.reshape(a.given[:-1])
+    a, T = fa.a, fa.dtype
+    whole = a.Nq % a.Br == 0 and a.Nk % a.Bc == 0
+    template = template_for(fa.kernel, {"Br": a.Br, "Bc": a.Bc, "D": a.d}, T, Causal=int(a.causal), Aligned=int(whole))
+    O, L = stored(np.zeros(a.Q.shape), T), np.empty(a.Q.shape[:3], np.float32)
+    arrays = {"Q": stored(a.Q, T), "K": stored(a.K, T), "V": stored(a.V, T), "O": O, "L": L}
+    numbers = {"Nq": a.Nq, "Nk": a.Nk, "scale": a.scale, "causal": a.causal, "Hq": a.Q.shape[1], "Hkv": a.K.shape[1]}
+    launch(fa.kernel, template, arrays | numbers, device)
+    return loaded(O, T).reshape(a.given), L.reshape(a.given[:-1])
 
 
 def run_rung(Q: Any, K: Any, V: Any, *, device: str = "auto", record: Any = True, **options: Any) -> Run:
