@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from flashviz.cuda.launching import STATIC_SHARED, Limits, Plan
+from flashviz.cuda.tensor_maps import encode
 from flashviz.cuda.trace import KernelTrace
 
 OPTIONS = ("-std=c++17", "-lineinfo")  # line numbers cost no code, and tools then name source lines
@@ -63,7 +64,8 @@ class GpuStatus:
     @property
     def limits(self) -> Limits:
         """What this GPU allows a launch."""
-        return Limits(shared_bytes=self.shared_per_block, arch=int(self.arch.removeprefix("sm_")))
+        arch = int(self.arch.removeprefix("sm_"))
+        return Limits(shared_bytes=self.shared_per_block, arch=arch, multiprocessors=self.multiprocessors or 132)
 
 
 @dataclass(frozen=True)
@@ -224,9 +226,10 @@ def run(
             function.max_dynamic_shared_size_bytes = plan.shared_bytes
         held = {name: _set_global(cupy, module, name, value) for name, value in (device_globals or {}).items()}
         stream = cupy.cuda.get_current_stream()
+        handed = {n: encode(n, plan.maps[n], v.data.ptr) if n in plan.maps else v for n, v in passed.items()}
 
         def launch() -> None:
-            function(plan.grid, plan.block, tuple(passed.values()), shared_mem=plan.shared_bytes)
+            function(plan.grid, plan.block, tuple(handed.values()), shared_mem=plan.shared_bytes)
 
         launch()
         stream.synchronize()
@@ -256,10 +259,19 @@ def run(
 
 
 def _function(cupy: Any, plan: Plan, defines: Sequence[str]) -> tuple[Any, Any]:
-    """The module and the function in it, compiled once for each source, instantiation, set of macros and device."""
+    """The module and the function in it, compiled once for each source, instantiation, set of macros and device.
+
+    With macros (which trace) a thread gets as many registers as without them, rounded up to 8, in which they are given out: so as
+    many blocks run at once on a multiprocessor as in the kernel that is looked at.
+    """
     key = (plan.source.assembled, plan.instance, tuple(defines), int(cupy.cuda.runtime.getDevice()))
     if key not in _functions:
-        options = (*OPTIONS, *(f"-D{macro}" for macro in defines))
+        header = plan.source.header
+        target = (f"-arch=sm_{header.arch}a",) if header.exact else ()  # else CuPy names the GPU's own
+        options = (*OPTIONS, *target, *(f"-D{macro}" for macro in defines))
+        if defines:
+            registers = _function(cupy, plan, ())[1].num_regs
+            options += (f"--maxrregcount={max(16, -(-registers // 8) * 8)}",)
         module = cupy.RawModule(code=plan.source.assembled, options=options, name_expressions=(plan.instance,))
         _functions[key] = module, module.get_function(plan.instance)
     return _functions[key]

@@ -33,6 +33,7 @@ class Machine:
     capability: tuple[int, int] = (9, 0)
     optin: int = 232_448
     probe: int = 42
+    registers: int = 33
     compile_error: Exception | None = None
     launch_error: Exception | None = None
     sync_error: Exception | None = None
@@ -59,6 +60,7 @@ class _Function:
     def __init__(self, machine: Machine, name: str, module: Any = None) -> None:
         self.machine, self.name, self.module = machine, name, module
         self.max_dynamic_shared_size_bytes = 48 * 1024
+        self.num_regs = machine.registers
 
     def __call__(self, grid: Any, block: Any, args: Any, shared_mem: int = 0) -> None:
         machine = self.machine

@@ -86,7 +86,7 @@ def test_traces_are_recorded_stored_and_replayed(run: Any, monkeypatch: pytest.M
 def test_what_tracing_costs_is_measured(script: Any, fake: Any) -> None:
     fake()
     row = script.cost(script.attention(1, 12, 12, 8), 4, 4, causal=True, rounds=2, repeat=1)
-    assert (row["kernel"], row["off ms"], row["cost"]) == ("N=12 d=8 Br=4 Bc=4 causal", 1.5, 0)
+    assert (row["kernel"], row["off ms"], row["cost"]) == ("B=1 H=1 N=12 d=8 Br=4 Bc=4 causal", 1.5, 0)
 
 
 def test_a_case_that_fails_leaves_no_file(run: Any, script: Any, monkeypatch: pytest.MonkeyPatch, fake: Any) -> None:
