@@ -31,6 +31,7 @@ from flashviz.cuda.launching import Kernel, LaunchError, Limits, Plan, plan
 from flashviz.cuda.observe import observed
 from flashviz.cuda.signatures import ArgumentError
 from flashviz.cuda.sources import KernelSource, SourceError, find
+from flashviz.cuda.splits import choose_splits
 from flashviz.cuda.trace import GUESS, KernelTrace, TraceError, TraceOverflowError, traced, tracing, watched
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "Times",
     "TraceError",
     "TraceOverflowError",
+    "choose_splits",
     "find",
     "launch",
     "plan",
