@@ -53,6 +53,8 @@ def make_cases(
     total = 0
     for name in [function] if function else find(path).kernels:
         source = find(path, name)
+        if source.not_on_processor:
+            raise CannotCheckError(source.not_on_processor)
         every = source.header.instances or ({},)
         if not source.header.instances and source.signature.template:
             wanted = " ".join(f"{value}=..." for value in source.signature.template)

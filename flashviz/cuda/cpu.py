@@ -38,7 +38,7 @@ __all__ = [
     "status",
 ]
 
-LIMITS = Limits(name="an H100")  # what the processor allows: as much as any GPU that the kernels are written for
+LIMITS = Limits(name="an H100", processor=True)  # as much as any GPU that the kernels are written for
 
 
 @dataclass(frozen=True)

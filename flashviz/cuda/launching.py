@@ -17,7 +17,8 @@ import numpy as np
 from flashviz.cuda.expressions import evaluate
 from flashviz.cuda.scalars import TemplateValues
 from flashviz.cuda.signatures import ArgumentError, check_arguments, is_array
-from flashviz.cuda.sources import KernelSource, find
+from flashviz.cuda.sources import KernelSource, SourceError, find
+from flashviz.cuda.tensor_maps import Layout, layout
 
 STATIC_SHARED = 48 * 1024  # bytes of shared memory a block gets without asking for more
 
@@ -35,6 +36,8 @@ class Limits:
     grid: tuple[int, int, int] = (2**31 - 1, 65_535, 65_535)
     arch: int | None = None  # 90 for sm_90
     name: str = "this GPU"
+    multiprocessors: int = 132  # an H100's; a kernel whose blocks stay for all the work starts as many
+    processor: bool = False  # no GPU at all
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,7 @@ class Plan:
     block: tuple[int, int, int]
     shared_bytes: int
     types: Mapping[str, str] = field(default_factory=dict)  # of each parameter, as the instantiation has it: "half"
+    maps: Mapping[str, Layout] = field(default_factory=dict)  # of the arrays that the kernel gets as tensor maps
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -95,8 +99,8 @@ def plan(kernel: Kernel, args: Sequence[object] | Mapping[str, object], limits: 
     signature = source.signature.resolved(template)
     arguments = check_arguments(signature, with_defaults(source, template, args))
     sizes = check_shapes(source, template, arguments)
-    if limits.arch is not None and limits.arch < source.header.arch:
-        raise LaunchError(f"{source.name} needs sm_{source.header.arch} or newer; {limits.name} is sm_{limits.arch}.")
+    check_arch(source, limits)
+    sizes.setdefault("multiprocessors", limits.multiprocessors)
     grid = _triple(kernel.grid if kernel.grid is not None else _extents(source, source.header.grid, sizes, "grid"))
     block = kernel.block if kernel.block is not None else _extents(source, source.header.block, sizes, "block")
     block = _triple((block,) if isinstance(block, int) else block)
@@ -104,7 +108,11 @@ def plan(kernel: Kernel, args: Sequence[object] | Mapping[str, object], limits: 
     check_grid(source, grid, block, limits)
     check_shared(source, template, shared, limits)
     types = {p.name: p.type for p in signature.parameters}
-    return Plan(source, instance, arguments, grid, block, shared, types)
+    maps = {
+        name: layout(source.name, line, types[name], template, arguments[name].shape)
+        for name, line in source.header.maps.items()
+    }
+    return Plan(source, instance, arguments, grid, block, shared, types, maps)
 
 
 def with_defaults(
@@ -120,6 +128,11 @@ def with_defaults(
             return args
         args = dict(zip(names, args, strict=False))
     known: dict[str, Any] = {**template, **{n: v for n, v in args.items() if isinstance(v, (int, float, np.number))}}
+    for name, dims in source.header.arrays.items():  # whether the shapes agree, and with the numbers, is checked later
+        value: Any = args.get(name)
+        if is_array(value):
+            shape = tuple(value.shape)
+            known = {**dict(zip(dims, (1,) * (len(dims) - len(shape)) + shape, strict=False)), **known}
     given = dict(args)
     for name, expression in source.header.defaults.items():
         if name not in args:
@@ -160,6 +173,29 @@ def check_shapes(source: KernelSource, template: TemplateValues, arguments: Mapp
                 f"{name} requires {requirement}; got {', '.join(f'{n}={v}' for n, v in given.items())}."
             )
     return values
+
+
+def check_arch(source: KernelSource, limits: Limits) -> None:
+    """Raise LaunchError where the kernel was not written for the device, with the kernel that does the same work there."""
+    header = source.header
+    if limits.processor and source.not_on_processor:
+        raise LaunchError(source.not_on_processor)
+    if limits.arch is None or limits.arch == header.arch or (limits.arch > header.arch and not header.exact):
+        return
+    needs = (
+        f"runs on sm_{header.arch}a alone (Hopper: TMA, wgmma)" if header.exact else f"needs sm_{header.arch} or newer"
+    )
+    other = next((name for name in header.instead if _runs_on(name, limits.arch)), "")
+    instead = f" {other} does the same work there." if other else ""
+    raise LaunchError(f"{source.name} {needs}; {limits.name} is sm_{limits.arch}.{instead}")
+
+
+def _runs_on(file: str, arch: int) -> bool:
+    try:
+        header = find(file).header
+    except SourceError:
+        return False
+    return header.arch == arch if header.exact else header.arch <= arch
 
 
 def check_grid(source: KernelSource, grid: Sequence[int], block: Sequence[int], limits: Limits) -> None:

@@ -101,8 +101,8 @@ class Nvrtc:
         self._call("nvrtcVersion", ctypes.byref(major), ctypes.byref(minor))
         self.version = (major.value, minor.value)
 
-    def compile(self, code: str, instances: Sequence[str], arch: int, options: Sequence[str] = ()) -> Compiled:
-        """Compile ``code`` (an assembled source) for ``arch`` (80 for sm_80), with the named instantiations.
+    def compile(self, code: str, instances: Sequence[str], arch: int | str, options: Sequence[str] = ()) -> Compiled:
+        """Compile ``code`` (an assembled source) for ``arch`` (80 for sm_80, "90a" for sm_90a), with the named instantiations.
 
         Errors of the code are in the result's ``problems``; RuntimeError is raised for NVRTC's own, such as an unknown option.
         """
@@ -111,7 +111,7 @@ class Nvrtc:
             result = self._compile(code, instances, arch, options)
         return result
 
-    def _compile(self, code: str, instances: Sequence[str], arch: int, options: Sequence[str]) -> Compiled:
+    def _compile(self, code: str, instances: Sequence[str], arch: int | str, options: Sequence[str]) -> Compiled:
         program = ctypes.c_void_p()
         self._call("nvrtcCreateProgram", ctypes.byref(program), code.encode(), b"kernel.cu", 0, None, None)
         try:

@@ -44,13 +44,17 @@ def dtype_of(type: str) -> np.dtype[Any]:
     return known
 
 
+BARRIER = "Barrier"
+"""A barrier in shared memory (kernels/include/hopper.cuh): a part may be of them, a parameter may not."""
+
+
 def size_of(type: str) -> int:
     """Bytes of one element.
 
-    >>> size_of("bfloat16")
-    2
+    >>> size_of("bfloat16"), size_of("Barrier")
+    (2, 8)
     """
-    return dtype_of(type).itemsize
+    return 8 if type == BARRIER else dtype_of(type).itemsize
 
 
 def is_bfloat16(array: Any) -> bool:

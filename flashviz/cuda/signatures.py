@@ -23,6 +23,9 @@ import numpy as np
 
 from flashviz.cuda.scalars import BFLOAT16, DTYPES, TemplateValues, dtype_of, is_bfloat16
 
+TENSOR_MAP = "TensorMap"
+"""The type of a parameter that is an array for the copy engine; a structure in kernels/include/hopper.cuh."""
+
 
 class ArgumentError(ValueError):
     """An argument that the kernel's declared parameters do not take."""
@@ -32,13 +35,15 @@ class ArgumentError(ValueError):
 class Parameter:
     """One parameter of a ``__global__`` function: ``const float* Q`` is Parameter("Q", "float", pointer=True, const=True).
 
-    ``type`` may be a template parameter, ``T``: see ``Signature.resolved``.
+    ``type`` may be a template parameter, ``T``: see ``Signature.resolved``. An array that the kernel gets as a tensor map is a pointer that
+    is ``mapped``: what its elements are, and whether it is const, stands in the header (see ``flashviz.cuda.tensor_maps``).
     """
 
     name: str
     type: str
     pointer: bool
     const: bool
+    mapped: bool = False
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -134,6 +139,8 @@ def parse_signature(code: str, function: str) -> Signature:
 
 
 def _parameter(text: str, function: str, types: Sequence[str]) -> Parameter:
+    if mapped := re.fullmatch(rf"const\s+__grid_constant__\s+(?:const\s+)?{TENSOR_MAP}\s+(\w+)", text.strip()):
+        return Parameter(mapped[1], TENSOR_MAP, pointer=True, const=True, mapped=True)
     plain = re.sub(
         r"\b__restrict__\b|\bconst\b(?=\s*\w+$)", " ", text
     )  # a const on the pointer itself changes nothing here

@@ -2,7 +2,8 @@
 
 A kernel file is the only place that says how it is launched. `find` reads from it
 
-* the header block, comment lines `// @word ...`: kernel, paper, grid, block, arch, blocks, array, inout, default, require, instance, shape;
+* the header block, comment lines `// @word ...`: kernel, paper, grid, block, arch, instead, blocks, array, map, inout, default, require,
+  instance, shape;
 * the signature of the `__global__` function that `@kernel` names;
 * the shared-memory parts, lines `carve.tile<rows, columns>("name")` and `carve.vector<length>("name")`, of floats, or of a type that is
   named first, `carve.tile<half, rows, columns>("name")`, which may be a template parameter;
@@ -19,17 +20,18 @@ see a changed header, so a changed header must be a changed source. It holds no 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from flashviz.cuda.expressions import evaluate
-from flashviz.cuda.scalars import DTYPES, TemplateValues, size_of
+from flashviz.cuda.scalars import BARRIER, DTYPES, TemplateValues, size_of
 from flashviz.cuda.signatures import BOUNDS, Signature, parse_signature
+from flashviz.cuda.tensor_maps import MapLine, parse_map
 
 _PACKAGE = Path(__file__).resolve().parent.parent
-_SINGLE = ("paper", "grid", "block", "arch", "blocks")
-_MANY = ("array", "inout", "default", "require", "instance", "shape")
+_SINGLE = ("paper", "grid", "block", "arch", "blocks", "instead")
+_MANY = ("array", "map", "inout", "default", "require", "instance", "shape")
 _COMMENT = re.compile(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|//[^\n]*|/\*.*?\*/', re.S)
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"[^\n]*$', re.M)
 _TRACE = re.compile(r"^[ \t]*TRACE\(\s*(\w+)\s*,", re.M)
@@ -45,7 +47,9 @@ class SourceError(ValueError):
 class Header:
     """What the header block says of one kernel, as written. ``arrays`` maps an argument to the names of its dimensions.
 
-    ``inout`` names the outputs whose contents the kernel reads before it writes them.
+    ``inout`` names the outputs whose contents the kernel reads before it writes them. ``maps`` are the parameters that are tensor maps.
+    ``arch`` is the least architecture, or with ``exact`` (`@arch 90a`) the only one; ``instead`` are kernel files for the same work that
+    run elsewhere, the best first.
     """
 
     kernel: str
@@ -53,8 +57,11 @@ class Header:
     grid: tuple[str, ...] = ()
     block: tuple[str, ...] = ("128",)
     arch: int = 75
+    exact: bool = False
+    instead: tuple[str, ...] = ()
     blocks: tuple[str, ...] = ()
     arrays: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    maps: Mapping[str, MapLine] = field(default_factory=dict)
     inout: tuple[str, ...] = ()
     defaults: Mapping[str, str] = field(default_factory=dict)
     requires: tuple[str, ...] = ()
@@ -96,6 +103,23 @@ class KernelSource:
         """Bytes of dynamic shared memory that one block needs, for these template values."""
         return sum(self.shared_parts(template).values())
 
+    def targets(self, archs: Sequence[int]) -> tuple[str, ...]:
+        """Of these architectures (90 for sm_90) those that the kernel is compiled for, as NVRTC names them: "90", or its only one, "90a"."""
+        if self.header.exact:
+            return (f"{self.header.arch}a",)
+        return tuple(str(arch) for arch in archs if arch >= self.header.arch)
+
+    @property
+    def not_on_processor(self) -> str:
+        """Why the processor cannot run this kernel; empty where it can."""
+        if not self.header.exact:
+            return ""
+        instead = f" {self.header.instead[0]} does the same work there." if self.header.instead else ""
+        return (
+            f"{self.header.kernel} cannot be run on the processor: TMA and wgmma are instructions of Hopper GPUs "
+            f"(sm_{self.header.arch}a) that nothing there emulates.{instead}"
+        )
+
     def lines(self, action: str) -> str:
         """Text of the lines that perform ``action``."""
         first, last = self.actions[action]
@@ -133,7 +157,7 @@ def parse(text: str, path: Path, function: str = "") -> KernelSource:
             raise ValueError(f"no line `// @kernel {function}`; it describes {', '.join(headers)}")
         header = headers[function] if function else next(iter(headers.values()))
         code = blank_comments(text)
-        signature = parse_signature(code, header.kernel)
+        signature = with_maps(parse_signature(code, header.kernel), header)
         code = blank_others(code, header.kernel)
     except ValueError as error:
         raise SourceError(f"{path.name}: {error}") from None
@@ -143,7 +167,7 @@ def parse(text: str, path: Path, function: str = "") -> KernelSource:
     parts, types = {}, {}
     for _, inside, name in _PART.findall(code):
         first, *rest = extents = _split(inside)
-        if first in DTYPES or first in signature.template_types:
+        if first in DTYPES or first == BARRIER or first in signature.template_types:
             extents, types[name] = tuple(rest), first
         parts[name] = extents
     assembled = f'{numbers}#line 1 "{path.name}"\n{body}'
@@ -151,6 +175,27 @@ def parse(text: str, path: Path, function: str = "") -> KernelSource:
     return KernelSource(
         header.kernel, path, text, assembled, header, signature, actions, ids, parts, tuple(headers), types
     )
+
+
+def with_maps(signature: Signature, header: Header) -> Signature:
+    """The signature with what the @map lines say of its tensor maps. Raises ValueError where the two do not agree."""
+    mapped = {p.name for p in signature.parameters if p.mapped}
+    if missing := sorted(mapped - set(header.maps)):
+        raise ValueError(
+            f"{header.kernel}: no line says what the tensor map {missing[0]} is of: `// @map {missing[0]} const T [64, D] swizzle 128`"
+        )
+    if extra := sorted(set(header.maps) - mapped):
+        raise ValueError(
+            f"{header.kernel}: @map {extra[0]}: no parameter `const __grid_constant__ TensorMap {extra[0]}`"
+        )
+    for line in header.maps.values():
+        if line.type not in DTYPES and line.type not in signature.template_types:
+            raise ValueError(f"@map {line.name}: {line.type} is no type that the launcher knows")
+    parameters = (
+        replace(p, type=header.maps[p.name].type, const=header.maps[p.name].const) if p.mapped else p
+        for p in signature.parameters
+    )
+    return replace(signature, parameters=tuple(parameters))
 
 
 def blank_comments(text: str) -> str:
@@ -268,6 +313,12 @@ def _header(kernel: str, common: list[tuple[str, str]], own: list[tuple[str, str
         if not found:
             raise ValueError(f"@array {value}: expected a name and its dimensions, like `Q [B, H, N, D]`")
         arrays[found[1]] = _split(found[2])
+    maps = {line.name: line for line in map(parse_map, many["map"])}
+    arch = re.fullmatch(r"(\d+)(a?)", single.get("arch", "75"))
+    if not arch:
+        raise ValueError(
+            f"@arch {single['arch']}: expected a number, like 80, or 90a for a kernel that runs on that one only"
+        )
     defaults = {}
     for value in many["default"]:
         name, _, expression = value.partition("=")
@@ -277,9 +328,12 @@ def _header(kernel: str, common: list[tuple[str, str]], own: list[tuple[str, str
         paper=single.get("paper", ""),
         grid=_split(single.get("grid", "")),
         block=_split(single.get("block", "128")),
-        arch=int(single.get("arch", "75")),
+        arch=int(arch[1]),
+        exact=bool(arch[2]),
+        instead=_split(single.get("instead", "")),
         blocks=_split(single.get("blocks", "")),
         arrays=arrays,
+        maps=maps,
         inout=tuple(name for value in many["inout"] for name in value.replace(",", " ").split()),
         defaults=defaults,
         requires=tuple(many["require"]),

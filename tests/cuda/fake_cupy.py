@@ -120,11 +120,12 @@ def make(machine: Machine) -> types.ModuleType:
     """A module to put into sys.modules as ``cupy``."""
     cupy: Any = types.ModuleType("cupy")
     cupy.__version__ = "14.0"
-    for name in ("zeros", "empty", "empty_like", "full", "concatenate", "ascontiguousarray", "asarray"):
+    for name in ("zeros", "empty", "empty_like", "full", "concatenate", "asarray"):
         setattr(cupy, name, getattr(np, name))
     cupy.asarray = lambda x: (
         np.array(x, order="K").view(Array) if isinstance(x, np.ndarray) and x.ndim else np.asarray(x)
     )
+    cupy.ascontiguousarray = lambda x: np.asanyarray(x, order="C")  # still knows its address
     cupy.asnumpy = np.asarray
     cupy.ndarray = lambda shape, dtype, memory: memory[: shape[0]].view(dtype)
 
