@@ -22,6 +22,8 @@ NAMES: Mapping[str, str] = {
     "crash": "crash",
     "endless": "endless loop",
     "trap": "trap",
+    "pending": "copy still under way",
+    "aligned": "misaligned address",
     "missing": "never written",
     "order": "depends on the order of threads",
 }

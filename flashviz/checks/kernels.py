@@ -10,6 +10,7 @@ barrier. Reported are
 * bounds, wild, input: past the end of an array or part, memory of no array, a write to an array that is declared const;
 * barrier, warp: threads of a block, or lanes of a warp, that do not arrive together;
 * blocks: two blocks of one launch touch one element, at least one writes it;
+* pending, aligned: an element that an asynchronous copy has not reached yet, an access at an address that is no multiple of its bytes;
 * shared, crash, endless, trap: too much shared memory, what the processor stops, the time limit, ``__trap()`` and failed asserts;
 * missing, order: elements of an output that are never written, outputs that are not the same bits in all orders.
 
@@ -19,8 +20,9 @@ The limits, each of which a test shows:
 * local arrays are not looked at: an index past the end of ``float acc[4]`` is seen only when it crashes;
 * an index that misses its array by more than the array's own size (at least 4 KB) may land in another and count as that one's; an index
   past a row but inside the array is no error;
-* two threads that write the same value to one element are reported all the same; ``volatile`` and ``__threadfence`` order nothing here;
-* only __syncthreads and __syncwarp of a whole warp order accesses; shuffles and partial masks do not;
+* two threads that write the same value to one element are reported all the same; ``volatile`` orders nothing here;
+* within a block only __syncthreads and __syncwarp of a whole warp order accesses; shuffles and partial masks do not. Between blocks
+  __threadfence and an atomic do, as in "the last block to finish reads what the others wrote"; a fence on the reading side is not asked for;
 * a wrong result is no fault: hold outputs against a reference as well;
 * spinning until another block does something never ends here, for blocks run one after the other;
 * line numbers need a compiler that writes `.loc` directives (g++, clang, ziglang); on Windows a crash has no line, and on arm64 a

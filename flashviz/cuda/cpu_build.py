@@ -37,6 +37,11 @@ if sys.platform == "win32":  # clang's driver refuses what its compiler can do, 
     CHECKING += ["-gdwarf-4", "-Xclang", "-fsanitize=thread"]
 else:
     CHECKING += ["-fsanitize=thread"]
+_INLINE_PTX = (
+    "the processor runs no inline PTX. include/ptx.cuh has functions for asynchronous copies and tensor cores that run here as well as on a "
+    "GPU; wgmma, TMA and what else Hopper added (sm_90a) are not among them: such a kernel needs the GPU."
+)
+PARTS = ("runtime.cpp", "checks.cpp", "copies.cpp", "order.cpp", "tensor.cpp")  # of the runtime, compiled once
 _SHARED = re.compile(
     r"(?P<extern>extern\s+)?__shared__\s+(?:(?:alignas|__align__)\s*\([^)]*\)\s*)?"
     r"(?P<type>(?:const\s+|volatile\s+)*(?:unsigned\s+|signed\s+|long\s+)*[\w:]+(?:<[^;<>]*>)?)\s+(?P<names>[^;={}()]+);"
@@ -173,7 +178,7 @@ def build(assembled: str, instances: Sequence[str], *, check: bool = False, defi
     """
     compiler = require_compiler()
     host = host_folder()
-    names = ("cuda.hpp", "runtime.hpp", "state.hpp", "switch.hpp", "runtime.cpp", "checks.cpp", "windows.c")
+    names = (*sorted(path.name for path in host.glob("*.hpp")), *PARTS, "windows.c")
     runtime = "\0".join((host / name).read_text(encoding="utf-8") for name in names)
     table = ", ".join(f'fv::kernel<&{name}>("{name}")' for name in instances)
     macros = "".join(f"#define {' '.join(define.split('=', 1))}\n" for define in defines)
@@ -203,7 +208,7 @@ def build(assembled: str, instances: Sequence[str], *, check: bool = False, defi
     with tempfile.TemporaryDirectory(prefix="flashviz-") as scratch:
         work = Path(scratch)
         objects = []
-        for name in ("runtime.cpp", "checks.cpp"):
+        for name in PARTS:
             kept = folder / f"{_key(*versions, common, name)}.o"
             if not kept.is_file():
                 made = work / f"{name}.o"
@@ -324,7 +329,11 @@ def _run(compiler: Compiler, arguments: list[str]) -> None:
     except OSError as error:
         raise CpuUnavailableError(f"{compiler.name} does not start: {error}") from None
     if done.returncode:
-        problems = [(m["file"].rsplit("/", 1)[-1], int(m["line"]), m["text"]) for m in _PROBLEM.finditer(done.stderr)]
+        problems = [
+            (m["file"].rsplit("/", 1)[-1], int(m["line"]), _INLINE_PTX if "poisoned" in m["text"] else m["text"])
+            for m in _PROBLEM.finditer(done.stderr)
+        ]
+        problems = [p for p in problems if p[2] == _INLINE_PTX][:1] or problems
         lines = [f"{file}, line {line}: {text}" for file, line, text in problems[:5]]
         said = lines or [line for line in done.stderr.splitlines() if line.strip()][:5]
         raise HostCompileError("\n".join(said) or f"{compiler.name} failed with status {done.returncode}", problems)

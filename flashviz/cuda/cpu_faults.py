@@ -20,6 +20,9 @@ MEANING: Mapping[str, str] = {
     "crash": "The kernel cannot go on from here.",
     "endless": "A loop that never ends, or threads that wait for each other in a loop of their own.",
     "trap": "The kernel stopped itself.",
+    "pending": "An asynchronous copy is there after a cp_async_commit() and the cp_async_wait that covers it, for other threads than the one "
+    "that issued it after a barrier behind that.",
+    "aligned": "On a GPU this is a misaligned address, which ends the launch and the process's use of the GPU.",
     "missing": "The array keeps what was in it before at these elements.",
     "order": "A kernel without races gives the same bits in every order.",
 }
@@ -78,6 +81,14 @@ def sentence(fault: Fault, file: str = "", shape: Sequence[int] = (), plan: Plan
         case "blocks":
             other = block_name(sides[1].block)
             return f"{what}: {block} {did[0]} it at {where[0]} and {other} {did[1]} it at {where[1]} ({who[1]})."
+        case "pending":
+            own = "the copy that it" if who[0] == who[1] else f"the copy that {who[0]}"
+            return (
+                f"{what}: {who[1]} {did[1]} it at {where[1]} while {own} started at {where[0]} is under way ({block})."
+            )
+        case "aligned":
+            it = f"{what}: " if fault.array else ""
+            return f"{it}{who[0]} {did[0]} {fault.detail}, at {where[0]} ({block})."
         case "unwritten":
             return f"{what}: {who[0]} reads it at {where[0]}, and nothing has written it ({block})."
         case "bounds" if not sides:
@@ -92,6 +103,9 @@ def sentence(fault: Fault, file: str = "", shape: Sequence[int] = (), plan: Plan
         case "warp":
             rest = f"; {who[1]} is at {where[1]}" if len(sides) > 1 else ""
             return f"{fault.array}: {who[0]} calls it at {where[0]}, and {fault.detail}{rest} ({block})."
+        case "wild" if fault.detail:
+            at = f" ({what})" if fault.array else ""
+            return f"{who[0]} uses an address{at} at {where[0]}, and {fault.detail} ({block})."
         case "wild":
             return f"{who[0]} {did[0]} memory that belongs to no array, at {where[0]} ({block})."
         case "input":

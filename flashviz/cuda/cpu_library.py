@@ -30,6 +30,8 @@ KINDS = (
     "crash",
     "endless",
     "trap",
+    "pending",
+    "aligned",
 )
 CONST, OUTPUT, KNOWN = 1, 2, 4
 # One logged memory access: `block` in the order of blockIdx (x fastest); the action that its thread was in (65535 before the first

@@ -6,15 +6,10 @@
 // of two warps read, else two lanes of one. The epoch counts barriers, so an earlier one means that a barrier lies between.
 #include "state.hpp"
 
+#include <stdio.h>
+
 namespace fv {
 
-struct Touch {
-    int32_t pc;      // offset from the anchor
-    uint32_t chain;  // of calls that led there
-    uint32_t epoch, warp_epoch;
-    uint16_t thread;
-    bool atomic;
-};
 struct Cell {
     Touch write, read[2];
     Touch earlier;  // the last read by a block before the current one
@@ -51,13 +46,17 @@ void fill_calls(Side& side, uint32_t chain) {
 
 static int32_t offset_of(const void* pc) { return pc ? (int32_t)((const char*)pc - &anchor) : 0; }
 
-static void side_of(Side& side, const Touch& t, bool write) {
-    memset(&side, 0, sizeof side);
-    size_t low = 0, high = block_total;  // the block that was running at that epoch
+static size_t block_of(const Touch& t) {  // number of the block that was running at that epoch
+    size_t low = 0, high = block_total;
     while (high - low > 1) {
         const size_t middle = (low + high) / 2;
         (block_starts[middle] <= t.epoch ? low : high) = middle;
     }
+    return low;
+}
+static void side_of(Side& side, const Touch& t, bool write) {
+    memset(&side, 0, sizeof side);
+    const size_t low = block_of(t);
     side.present = 1;
     side.write = write;
     side.pc = t.pc;
@@ -106,6 +105,11 @@ static bool unordered(const Touch& t, const Touch& now) {
     return t.thread / 32 != warp || t.warp_epoch >= warp_epoch[warp];
 }
 
+// Whether `t` was of an earlier block that this one has not waited for.
+static bool other_block(const Touch& t, const Touch& now) {
+    return t.epoch < block_epoch && !ordered((uint32_t)block_of(t), t, now);
+}
+
 static void note_read(Cell& c, const Touch& now) {
     Touch &a = c.read[0], &b = c.read[1];
     for (Touch& t : c.read)
@@ -126,16 +130,17 @@ static void note_read(Cell& c, const Touch& now) {
 
 static void touch(Cell& c, const Place& at, const Touch& now, bool write, bool track_unwritten) {
     const bool across_blocks = !at.shared;
-    if (across_blocks && c.write.epoch && c.write.epoch < block_epoch && !(now.atomic && c.write.atomic))
+    if (across_blocks && c.write.epoch && !(now.atomic && c.write.atomic) && other_block(c.write, now))
         conflict(BLOCKS, at, c.write, true, now, write);
     if (unordered(c.write, now) && !(now.atomic && c.write.atomic)) conflict(RACE, at, c.write, true, now, write);
+    if (c.write.how == COPY_BEGINS && c.write.epoch >= block_epoch && now.how != COPY_ENDS) conflict(PENDING, at, c.write, true, now, write);
     if (write) {
         for (const Touch& t : c.read)
             if (unordered(t, now)) conflict(RACE, at, t, false, now, true);
         if (across_blocks) {
-            if (c.earlier.epoch) conflict(BLOCKS, at, c.earlier, false, now, true);
+            if (c.earlier.epoch && other_block(c.earlier, now)) conflict(BLOCKS, at, c.earlier, false, now, true);
             for (const Touch& t : c.read)
-                if (t.epoch && t.epoch < block_epoch) conflict(BLOCKS, at, t, false, now, true);
+                if (t.epoch && other_block(t, now)) conflict(BLOCKS, at, t, false, now, true);
         }
     }
     const uint32_t since = across_blocks ? 1 : block_epoch;
@@ -179,13 +184,16 @@ static void touch_range(Cell* cells, Cell** bytewise, size_t offset, size_t byte
 
 static int64_t floor_divide(int64_t a, int64_t b) { return a >= 0 ? a / b : -((-a + b - 1) / b); }
 
-static void log_access(int array, int64_t element, bool write, bool atomic) {
-    for (int both = atomic ? 0 : write; both <= write; ++both) {
-        if (log_count++ >= log_room) continue;
-        const Fiber& f = *self;
-        const uint32_t block = (block_index.z * grid_size.y + block_index.y) * grid_size.x + block_index.x;
-        log_records[log_count - 1] = {block, f.actions, (uint16_t)f.linear, f.action, f.first, f.second, (int16_t)array, f.tiles, (uint8_t)both, element};
-    }
+// Each element that an access touches, once; an atomic reads and writes. An asynchronous copy writes when it is issued.
+static void log_access(int array, size_t offset, size_t bytes, size_t size, How how) {
+    if (how == COPY_ENDS) return;
+    const Fiber& f = *self;
+    const uint32_t block = (block_index.z * grid_size.y + block_index.y) * grid_size.x + block_index.x;
+    for (size_t element = offset / size; element * size < offset + bytes; ++element)
+        for (int both = how == ATOMIC ? 0 : how != READ; both <= (how != READ); ++both) {
+            if (log_count++ >= log_room) continue;
+            log_records[log_count - 1] = {block, f.actions, (uint16_t)f.linear, f.action, f.first, f.second, (int16_t)array, f.tiles, (uint8_t)both, (int64_t)element};
+        }
 }
 
 // Which array an address outside of all of them belongs to: the one whose fence it hits, else the last one before it.
@@ -207,7 +215,7 @@ static void shared_access(size_t offset, size_t bytes, bool write, const Touch& 
         const int64_t element = floor_divide((int64_t)offset - (int64_t)closest.offset, (int64_t)closest.element);
         give_up(BOUNDS, {closest.name, element, (int64_t)(closest.bytes / closest.element), true}, now, write);
     }
-    if (log_records) log_access(-2 - number, (int64_t)((offset - a.offset) / a.element), write, now.atomic);
+    if (log_records) log_access(-2 - number, offset - a.offset, bytes, a.element, now.how);
     Place at = {a.name, 0, count, true};
     touch_range(shared_cells, shared_bytewise, offset, bytes, at, a.offset, a.element, now, write, true);
 }
@@ -220,25 +228,27 @@ static void buffer_access(Buffer& b, const char* p, size_t bytes, bool write, co
     }
     if (b.flags & KNOWN) return;
     Place at = {b.name, (p - b.base) / (int64_t)b.element, count, false};
-    if (log_records) log_access((int)(&b - buffers), at.element, write, now.atomic);
+    if (log_records) log_access((int)(&b - buffers), p - b.base, bytes, b.element, now.how);
     if (b.flags & CONST_ARRAY) {
         if (write) give_up(INPUT, at, now, true);
         return;
     }
+    self->unfenced |= now.how == WRITE;
     touch_range(b.cells, b.bytewise, p - b.base, bytes, at, 0, b.element, now, write, b.flags & OUTPUT);
 }
 
-void access(const void* where, size_t bytes, bool write, bool atomic, const void* pc) {
+static Touch now_at(int32_t pc, uint32_t chain, How how) {
+    return {pc, chain, epoch, warp_epoch[self->warp], (uint16_t)self->linear, how == ATOMIC, how};
+}
+void copy_ends(const void* p, size_t bytes, int32_t pc, uint32_t chain) {
+    shared_access((size_t)((const char*)p - arena), bytes, true, now_at(pc, chain, COPY_ENDS));
+}
+void access(const void* where, size_t bytes, How how, const void* pc) {
     const char* p = static_cast<const char*>(where);
     self->pc = pc;
     if (on_stack(self->context, p)) return;
-    Touch now;
-    now.pc = offset_of(pc);
-    now.chain = self->chain;
-    now.epoch = epoch;
-    now.warp_epoch = warp_epoch[self->warp];
-    now.thread = (uint16_t)self->linear;
-    now.atomic = atomic;
+    const bool write = how != READ;
+    const Touch now = now_at(offset_of(pc), self->chain, how);
     const size_t offset = (size_t)(p - arena);
     if (offset < ARENA) return shared_access(offset, bytes, write, now);
     Buffer* nearest = nullptr;
@@ -251,6 +261,39 @@ void access(const void* where, size_t bytes, bool write, bool atomic, const void
     const ptrdiff_t away = p - &anchor;
     if (away > -(64 << 20) && away < (64 << 20)) return;  // the library's own: device globals, constants, threadIdx
     give_up(WILD, {"", 0, 0, false}, now, write);
+}
+
+// The array that an address lies in, for a report; no name where there is none.
+static Place place_of(const char* p) {
+    const size_t offset = (size_t)(p - arena);
+    if (offset < ARENA) {
+        const int number = array_at[offset / GRAIN] - 1;
+        if (number < 0) return {"dynamic shared memory", (int64_t)offset / 4, (int64_t)dynamic_bytes / 4, true};
+        const Array& a = arrays[number];
+        return {a.name, floor_divide((int64_t)offset - (int64_t)a.offset, (int64_t)a.element), (int64_t)(a.bytes / a.element), true};
+    }
+    for (int i = 0; i < buffer_count; ++i) {
+        const Buffer& b = buffers[i];
+        if (p >= b.base && p < b.base + b.bytes) return {b.name, (p - b.base) / (int64_t)b.element, (int64_t)(b.bytes / b.element), false};
+    }
+    return {"", 0, 0, false};
+}
+static Finding* odd_access(Kind kind, const void* p, bool write, const void* pc) {
+    const Place at = place_of(static_cast<const char*>(p));
+    Finding* f = report(kind, at.name);
+    describe(f, at);
+    fill_side(f->first, *self, write, pc);
+    return f;
+}
+void misaligned(const void* p, size_t bytes, bool write, const void* pc) {
+    Finding* f = odd_access(MISALIGNED, p, write, pc);
+    snprintf(f->detail, sizeof f->detail, "%zu bytes at an address that is %zu past a multiple of %zu", bytes, (size_t)((uintptr_t)p % bytes), bytes);
+    leave();
+}
+void stray(const void* p, size_t, bool write, const void* pc, const char* detail) {
+    Finding* f = odd_access(WILD, p, write, pc);
+    snprintf(f->detail, sizeof f->detail, "%s", detail);
+    leave();
 }
 
 void free_cells(Buffer& b) {
@@ -309,7 +352,12 @@ int64_t unwritten(const Buffer& b, int64_t* element) {
 #define CALLER __builtin_return_address(0)
 #define TSAN(type) extern "C" FV_LOCAL type
 static inline void seen(const void* p, size_t n, bool write, const void* pc) {
-    if (fv::checking) fv::access(p, n, write, false, pc);
+    if (fv::checking) fv::access(p, n, write ? fv::WRITE : fv::READ, pc);
+}
+// The compiler takes the address for a multiple of the bytes, and so would a GPU.
+static inline void aligned(const void* p, size_t n, bool write, const void* pc) {
+    if (fv::checking && (uintptr_t)p % n && !fv::on_stack(fv::self->context, static_cast<const char*>(p))) fv::misaligned(p, n, write, pc);
+    seen(p, n, write, pc);
 }
 static void seen_range(const void* p, size_t n, bool write, const void* pc) {
     const char* at = static_cast<const char*>(p);
@@ -317,8 +365,8 @@ static void seen_range(const void* p, size_t n, bool write, const void* pc) {
     for (; n; --n, ++at) seen(at, 1, write, pc);
 }
 #define ACCESS(n)                                                                                        \
-    TSAN(void) __tsan_read##n(void* p) { seen(p, n, false, CALLER); }                                     \
-    TSAN(void) __tsan_write##n(void* p) { seen(p, n, true, CALLER); }                                     \
+    TSAN(void) __tsan_read##n(void* p) { aligned(p, n, false, CALLER); }                                  \
+    TSAN(void) __tsan_write##n(void* p) { aligned(p, n, true, CALLER); }                                  \
     TSAN(void) __tsan_unaligned_read##n(void* p) { seen(p, n, false, CALLER); }                           \
     TSAN(void) __tsan_unaligned_write##n(void* p) { seen(p, n, true, CALLER); }                           \
     TSAN(void) __tsan_volatile_read##n(void* p) { seen(p, n, false, CALLER); }                            \

@@ -1,6 +1,7 @@
 // cuda.hpp: the words of CUDA C++ that kernels use, for a host C++17 compiler. It is put in front of the assembled source.
 //
-// Not here: half precision, textures, cooperative groups, inline PTX. A kernel that uses them does not compile for the processor.
+// Not here: cuda_fp16.h (include/half.cuh has what kernels need), textures, cooperative groups, inline PTX but for the functions of
+// include/ptx.cuh. A kernel that uses them does not compile for the processor.
 #pragma once
 #include <math.h>
 #include <stdio.h>
@@ -20,7 +21,9 @@
 #define __forceinline__ inline __attribute__((always_inline))
 #endif
 #define FV_INLINE inline __attribute__((always_inline))
+#define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
+#define __grid_constant__
 #define __align__(n) alignas(n)
 #define __restrict__ __restrict
 
@@ -40,10 +43,18 @@ struct alignas(8) int2 {
 struct alignas(16) int4 {
     int x, y, z, w;
 };
+struct alignas(8) uint2 {
+    unsigned x, y;
+};
+struct alignas(16) uint4 {
+    unsigned x, y, z, w;
+};
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 inline int2 make_int2(int x, int y) { return {x, y}; }
 inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
+inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
 #define threadIdx (fv::current->index)
 #define blockIdx (fv::block_index)
@@ -142,6 +153,8 @@ template <class T>
 T smaller(T a, T b) { return b < a ? b : a; }
 template <class T>
 T other(T, T b) { return b; }
+template <class T>
+T counted(T old, T last) { return old >= last ? T(0) : old + 1; }  // atomicInc
 
 template <auto F>
 struct Invoker;
@@ -182,7 +195,7 @@ inline unsigned fv_mask(unsigned mask = 0xffffffffu) { return mask; }
 #define __all_sync(m, p) fv::vote_all((m), (p), __FILE__, __LINE__)
 #define __trap() fv::stop("__trap", __FILE__, __LINE__)
 #define assert(condition) ((condition) ? (void)0 : fv::stop("assert(" #condition ")", __FILE__, __LINE__))
-#define __threadfence() ((void)0)
+#define __threadfence() fv::fence()
 #define __threadfence_block() ((void)0)
 
 #define atomicAdd(p, v) fv_atomic(p, v, add)
@@ -190,6 +203,7 @@ inline unsigned fv_mask(unsigned mask = 0xffffffffu) { return mask; }
 #define atomicMax(p, v) fv_atomic(p, v, larger)
 #define atomicMin(p, v) fv_atomic(p, v, smaller)
 #define atomicExch(p, v) fv_atomic(p, v, other)
+#define atomicInc(p, v) fv_atomic(p, v, counted)
 #define fv_atomic(p, v, how) fv_apply_##how(p, v)
 template <class T, class V>
 FV_INLINE T fv_apply_add(T* p, V v) { return fv::Reduce<T, fv::add<T>>::apply(p, (T)v); }
@@ -201,6 +215,8 @@ template <class T, class V>
 FV_INLINE T fv_apply_smaller(T* p, V v) { return fv::Reduce<T, fv::smaller<T>>::apply(p, (T)v); }
 template <class T, class V>
 FV_INLINE T fv_apply_other(T* p, V v) { return fv::Reduce<T, fv::other<T>>::apply(p, (T)v); }
+template <class T, class V>
+FV_INLINE T fv_apply_counted(T* p, V v) { return fv::Reduce<T, fv::counted<T>>::apply(p, (T)v); }
 
 FV_INLINE int max(int a, int b) { return a < b ? b : a; }
 FV_INLINE unsigned max(unsigned a, unsigned b) { return a < b ? b : a; }
@@ -221,6 +237,11 @@ FV_INLINE float rsqrtf(float x) { return 1.f / sqrtf(x); }
 #define __frcp_rn(a) (1.f / (a))
 #define __fmaf_rn(a, b, c) fmaf(a, b, c)
 #define __ldg(p) (*(p))
+#define __ldcg(p) (*(p))
+#define __ldcs(p) (*(p))
+#define __ldca(p) (*(p))
+#define __stcg(p, v) ((void)(*(p) = (v)))
+#define __stcs(p, v) ((void)(*(p) = (v)))
 FV_INLINE int __float_as_int(float x) {
     int bits;
     memcpy(&bits, &x, 4);
@@ -231,6 +252,23 @@ FV_INLINE float __int_as_float(int bits) {
     memcpy(&x, &bits, 4);
     return x;
 }
+FV_INLINE unsigned __float_as_uint(float x) { return (unsigned)__float_as_int(x); }
+FV_INLINE float __uint_as_float(unsigned bits) { return __int_as_float((int)bits); }
+FV_INLINE unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {  // its lowest 4 digits pick bytes, of a 0 to 3, of b 4 to 7
+    const unsigned long long bytes = (unsigned long long)b << 32 | a;
+    unsigned result = 0;
+    for (int n = 0; n < 4; ++n) {
+        const unsigned pick = selector >> 4 * n & 15, byte = (unsigned)(bytes >> 8 * (pick & 7)) & 255;
+        result |= (pick & 8 ? byte >> 7 ? 255u : 0u : byte) << 8 * n;  // with its highest bit a digit asks for the byte's sign
+    }
+    return result;
+}
+FV_INLINE int __popc(unsigned x) { return __builtin_popcount(x); }
+FV_INLINE int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
+FV_INLINE int __ffs(int x) { return __builtin_ffs(x); }
+
+// Inline PTX is what the processor cannot run; flashviz/cuda/cpu_build.py puts it in words.
+#pragma GCC poison asm
 
 // What trace.cuh reads from special registers on a GPU: here one multiprocessor, and the system's clock.
 FV_INLINE unsigned fv_host_smid() { return 0; }

@@ -92,8 +92,9 @@ void stop(const char* what, const char* file, int line) {
 
 // ---- shared memory ----
 
-static char* add_array(const char* name, size_t bytes, size_t element, const char* file, int line) {
-    const size_t offset = (used + FENCE + GRAIN - 1) & ~(GRAIN - 1);
+static char* add_array(const char* name, size_t bytes, size_t element, const char* file, int line, size_t start) {
+    const size_t lowest = ((used + GRAIN - 1) & ~(GRAIN - 1)) + FENCE;
+    const size_t offset = lowest + ((start - lowest) & (SWIZZLE - 1));
     if (offset + bytes + FENCE > ARENA || array_count == MOST_ARRAYS) {
         Finding* f = report(SHARED_BYTES, name);
         snprintf(f->detail, sizeof f->detail, "more shared memory than any block can have");
@@ -101,7 +102,7 @@ static char* add_array(const char* name, size_t bytes, size_t element, const cha
     }
     used = offset + bytes + FENCE;
     arrays[array_count++] = {name, offset, bytes, element, file, line};
-    for (size_t at = offset; at < offset + bytes; at += GRAIN) array_at[at / GRAIN] = (uint16_t)array_count;
+    for (size_t grain = offset / GRAIN; grain * GRAIN < offset + bytes; ++grain) array_at[grain] = (uint16_t)array_count;
     return arena + offset;
 }
 static char* too_many(const char* name, size_t needed, size_t given, const char* what) {
@@ -117,14 +118,14 @@ void* shared_array(const char* name, size_t bytes, size_t element, const char* f
         if (arrays[i].line == line && !strcmp(arrays[i].name, name) && !strcmp(arrays[i].file, file)) return arena + arrays[i].offset;
     statics += bytes;
     if (statics > 48 << 10) too_many(name, statics, 48 << 10, "static");
-    return add_array(name, bytes, element, file, line);
+    return add_array(name, bytes, element, file, line, 0);
 }
 void* shared_part(const char* name, size_t offset, size_t bytes, size_t element) {
     const int key = -(int)offset - 1;  // a part is known by its place in the dynamic array
     for (int i = 0; i < array_count; ++i)
         if (arrays[i].line == key && !strcmp(arrays[i].name, name)) return arena + arrays[i].offset;
     if (offset + bytes > dynamic_bytes) too_many(name, offset + bytes, dynamic_bytes, "dynamic");
-    return add_array(name, bytes, element, "", key);
+    return add_array(name, bytes, element, "", key, offset);
 }
 // Whether the fences are as they were filled; the array beside the first that is not. In checking mode nothing can reach them.
 static const Array* broken_fence() {
@@ -204,8 +205,16 @@ void absent_lane(int lane) {
     snprintf(f->detail, sizeof f->detail, "it asks for the value of lane %d, which takes no part", lane);
     fill_wait(f->first, *self);
 }
+void missing_lane(int lane) {
+    if (finding.kind != NONE) return;
+    Finding* f = report(WARP, self->what);
+    snprintf(f->detail, sizeof f->detail, "lane %d, which must take part, has ended or does not exist", lane);
+    fill_wait(f->first, *self);
+}
 void atomic_access(const void* p, size_t bytes, const void* pc) {
-    if (checking) access(p, bytes, true, true, pc);
+    if (!checking) return;
+    order_atomic(p);
+    access(p, bytes, ATOMIC, pc);
 }
 void begin_action(unsigned action, int tiles, int first, int second) {
     Fiber& f = *self;
@@ -290,6 +299,7 @@ static bool barrier_reached() {
         return false;
     }
     if (checking && !checks_barrier()) return false;
+    if (checking) order_barrier();
     ++epoch;
     for (size_t i = 0; i < fiber_count; ++i) {
         fibers[i].state = RUNNABLE;
@@ -307,7 +317,11 @@ static bool run_block(uint16_t* order, int how) {
     statics = 0;
     block_epoch = ++epoch;
     for (unsigned w = 0; w < MOST_THREADS / 32; ++w) ++warp_epoch[w];
-    if (checking) checks_block();
+    if (checking) {
+        checks_block();
+        order_block();
+    }
+    copies_block();
     for (size_t i = 0; i < fiber_count; ++i) {
         start(fibers[i].context, fiber_main);
         fibers[i].state = RUNNABLE;
@@ -460,6 +474,7 @@ FV_EXPORT void fv_free() {
         free(buffers[i].memory);
     }
     buffer_count = 0;
+    copies_free();
     for (Fiber& f : fibers) finish(f.context);
 }
 FV_EXPORT const Finding* fv_finding() { return &finding; }
@@ -508,7 +523,10 @@ FV_EXPORT int fv_launch(const Kernel* kernel, const unsigned* grid, const unsign
     uint32_t* turns = order == RANDOM ? static_cast<uint32_t*>(malloc(blocks * sizeof(uint32_t))) : nullptr;
     for (size_t i = 0; turns && i < blocks; ++i) turns[i] = (uint32_t)i;
     if (turns) shuffle_order(turns, blocks);
-    if (checking) checks_begin();
+    if (checking) {
+        checks_begin();
+        order_begin();
+    }
     if (seconds) catch_signals(true, seconds);
     bool clean = true;
     for (size_t turn = 0; clean && turn < blocks; ++turn) {

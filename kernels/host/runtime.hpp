@@ -39,11 +39,24 @@ FV_LOCAL void sync_warp(unsigned mask, const char* file, int line);
 using Exchange = void (*)(void* const in[32], void* const out[32], unsigned mask);
 FV_LOCAL void exchange(unsigned mask, void* in, void* out, Exchange all, const char* what, const char* file, int line);
 FV_LOCAL void absent_lane(int lane);  // called by an Exchange: a lane asks for the value of one that takes no part
+FV_LOCAL void missing_lane(int lane);  // called by an Exchange that all 32 lanes must take part in: this one has ended
 
 // Shared memory: an array (or a part of the dynamic one) by name, with fences around it, filled with NaN when the block starts.
 FV_LOCAL void* shared_array(const char* name, size_t bytes, size_t element, const char* file, int line);
 FV_LOCAL void* shared_part(const char* name, size_t offset, size_t bytes, size_t element);
 extern FV_LOCAL char arena[];  // the dynamic shared array as a whole starts here
+
+// Addresses in shared memory, asynchronous copies and what the tensor cores do: see ptx.hpp. `pc` is where the kernel calls.
+enum Element { F16, BF16, TF32 };
+FV_LOCAL unsigned shared_offset(const void* p, const void* pc);
+FV_LOCAL void load_global(void* to, const void* from, size_t bytes, const void* pc);
+FV_LOCAL void copy_issue(unsigned to, const void* from, bool exists, const void* pc);
+FV_LOCAL void copy_commit();
+FV_LOCAL void copy_wait(unsigned pending);
+FV_LOCAL void load_matrices(unsigned* registers, unsigned row, bool transposed, const char* what, const void* pc, const char* file, int line);
+FV_LOCAL void multiply(float* d, const unsigned* a, unsigned b0, unsigned b1, Element element, const char* what, const char* file, int line);
+FV_LOCAL unsigned transpose(unsigned a, const char* what, const char* file, int line);
+FV_LOCAL void fence();  // __threadfence()
 
 FV_LOCAL void atomic_access(const void* p, size_t bytes, const void* pc);
 FV_LOCAL unsigned long long nanoseconds();

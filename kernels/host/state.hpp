@@ -20,6 +20,8 @@ enum Kind : int {
     CRASH,         // the processor stopped the kernel: no such memory, division by zero
     ENDLESS,       // still running at the time limit
     TRAP,          // __trap() or a failed assert
+    PENDING,       // an element is touched while an asynchronous copy to it is under way
+    MISALIGNED,    // an access of several bytes at an address that is no multiple of them
 };
 
 // One side of a finding: which thread did what where. A memory access has `pc`, a barrier or intrinsic file and line; `last` is the last
@@ -58,6 +60,8 @@ struct Fiber : Thread {
     int line;
     uint32_t chain, chains[DEPTH];  // in checking mode: which calls led to where it is (0: the kernel itself), and to its callers
     int depth;
+    bool unfenced;               // it has written to memory outside of the block since its last __threadfence()
+    uint32_t fence_epoch;        // in which that was, 0 for never
     const void* pc;              // of its last memory access, in checking mode
     uint32_t actions;            // how many it has begun
     uint16_t action;             // the one it is in, NO_ACTION before the first
@@ -83,6 +87,17 @@ struct Access {
 };
 constexpr uint16_t NO_ACTION = 0xffff;
 
+// One memory access as a cell remembers it. An asynchronous copy writes twice: when it begins and when it is waited for.
+enum How : uint8_t { READ, WRITE, ATOMIC, COPY_BEGINS, COPY_ENDS };
+struct Touch {
+    int32_t pc;      // offset from the anchor
+    uint32_t chain;  // of calls that led there
+    uint32_t epoch, warp_epoch;
+    uint16_t thread;
+    bool atomic;
+    How how;
+};
+
 struct Cell;
 enum : int { CONST_ARRAY = 1, OUTPUT = 2, KNOWN = 4 };  // KNOWN: may be touched, is not looked at (a trace buffer)
 struct Buffer {
@@ -94,7 +109,9 @@ struct Buffer {
     Cell** bytewise;  // four for each of those that was touched by a narrower access
 };
 
-// The dynamic array as a whole, then named arrays, which start at multiples of GRAIN.
+// The dynamic array as a whole, then named arrays. None shares its GRAINs with another. A part of the dynamic array starts as far
+// behind a multiple of SWIZZLE as it does on a GPU: arithmetic with the low bits of its addresses gives the same.
+constexpr size_t SWIZZLE = 1024;
 constexpr size_t ARENA = 1 << 20, RAW = 256 << 10, FENCE = 128, GRAIN = 256;
 constexpr int MOST_ARRAYS = 256, MOST_BUFFERS = 64, MOST_THREADS = 1024;
 
@@ -125,8 +142,23 @@ FV_LOCAL void checks_begin();                  // a launch
 FV_LOCAL void checks_block();                  // a block begins: epoch == block_epoch
 FV_LOCAL bool checks_barrier();                // a barrier is complete, or the block has ended; false when something is wrong
 FV_LOCAL bool checks_end();                    // the launch has ended
-FV_LOCAL void access(const void* p, size_t bytes, bool write, bool atomic, const void* pc);
+FV_LOCAL void access(const void* p, size_t bytes, How how, const void* pc);
+FV_LOCAL void copy_ends(const void* p, size_t bytes, int32_t pc, uint32_t chain);  // pc, chain: where it was issued
+[[noreturn]] FV_LOCAL void misaligned(const void* p, size_t bytes, bool write, const void* pc);
+[[noreturn]] FV_LOCAL void stray(const void* p, size_t bytes, bool write, const void* pc, const char* detail);  // not where it must be
 FV_LOCAL void free_cells(Buffer& b);
 FV_LOCAL int64_t unwritten(const Buffer& b, int64_t* element);  // how many elements of an output nothing wrote, and the first of them
+
+// copies.cpp
+FV_LOCAL void copies_block();
+FV_LOCAL void copies_free();
+FV_LOCAL char* shared_place(unsigned at, size_t bytes, bool write, const void* pc);  // the place of an address; aligned to its bytes
+
+// order.cpp, in checking mode
+FV_LOCAL void order_begin();
+FV_LOCAL void order_block();
+FV_LOCAL void order_barrier();
+FV_LOCAL void order_atomic(const void* p);
+FV_LOCAL bool ordered(uint32_t block, const Touch& earlier, const Touch& now);
 
 }  // namespace fv

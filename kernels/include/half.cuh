@@ -14,7 +14,9 @@ struct bfloat16 {
     unsigned short bits;
 };
 
-#ifndef FLASHVIZ_HOST  // on the processor the same functions are in kernels/host/
+#ifdef FLASHVIZ_HOST
+#include <half.hpp>  // on the processor the same functions are in kernels/host/
+#else
 
 template <typename T>
 __device__ __forceinline__ unsigned pack(float low, float high);

@@ -6,7 +6,9 @@
 #pragma once
 #include "half.cuh"
 
-#ifndef FLASHVIZ_HOST
+#ifdef FLASHVIZ_HOST
+#include <ptx.hpp>
+#else
 
 // ---- shared memory by address ----------------------------------------------------------------------------------------------------
 // A byte address inside shared memory, 32 bits on a GPU. Arithmetic on it is cheaper than on a pointer.
@@ -82,10 +84,10 @@ __device__ __forceinline__ float exp2_approx(float x) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
-// 16 bytes that the kernel reads once: they are not kept in L1.
+// 16 bytes that the kernel reads once: they are not kept in L1, and bring the rest of their 128 bytes to L2, which is asked for next.
 __device__ __forceinline__ uint4 load_once(const void* from) {
     uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
+    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
     return v;
 }
 

@@ -130,7 +130,7 @@ def test_instances() -> None:
 def test_a_type_that_is_not_known() -> None:
     with pytest.raises(ValueError, match="parameter `float4 x` has a type"):
         parse_signature("__global__ void k(float4 x) {}", "k")
-    with pytest.raises(ValueError, match="parameter `U x` has a type that the launcher does not know .T, float"):
+    with pytest.raises(ValueError, match=r"parameter `U x` has a type that the launcher does not know .T, float"):
         parse_signature("template <typename T> __global__ void k(U x) {}", "k")
     with pytest.raises(ValueError, match="`float T` is not an int"):
         parse_signature("template <float T> __global__ void k(float x) {}", "k")
