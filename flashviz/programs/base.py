@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from flashviz.events import Source
 from flashviz.recorder import Recorder
 from flashviz.recording import Param, Recording
 from flashviz.slots import Block, Slot
+
+if TYPE_CHECKING:
+    from flashviz.cuda.trace import TracedBlock
 
 Method = TypeVar("Method", bound=Callable[..., None])
 
@@ -123,6 +126,10 @@ class Program:
         begin: Callable[..., None] = self.begin  # type: ignore[attr-defined]
         given = {"head": block.head, "batch": block.batch}
         begin(**{name: given.get(name, block.tile) for name in inspect.signature(begin).parameters})
+
+    def in_order(self, blocks: Sequence[TracedBlock]) -> Sequence[TracedBlock]:
+        """A traced launch's blocks in the order in which they can be performed: any, where no block waits for another."""
+        return blocks
 
     def elements(self, slot: Slot, array: np.ndarray, first: int) -> np.ndarray:
         """The part of a kernel's array that a slot in HBM names; ``first`` is the first row of the tile in its tensor.

@@ -254,9 +254,14 @@ def dtype_of(rung: ladder.Rung, dtype: str | None) -> str:
     return dtype or rung.dtype
 
 
-def check_options(rung: int | str, dtype: str | None, limits: Mapping[str, Any]) -> None:
+def check_options(
+    rung: int | str,
+    dtype: str | None,
+    limits: Mapping[str, Any],
+    rungs: tuple[ladder.Rung, ...] = ladder.PREFILL,
+) -> None:
     """Raise ValueError for what a rung does not take: another type, or a mask, a window or a used length."""
-    found = ladder.rung(rung)
+    found = ladder.rung(rung, rungs)
     dtype_of(found, dtype)
     for name, value in limits.items():
         if value is not None and rung != 0:

@@ -110,7 +110,7 @@ class FlashDecoding(Program):
         r.launch(SPLIT, (S, Hkv, B), (THREADS, 1, 1))
 
     def _seen(self) -> np.ndarray | None:
-        """Which row sees which key, [B, Hkv, rows, Nk], or None where all do."""
+        """Which row of which block sees which key, [B, blocks of a batch, rows, Nk], or None where all do."""
         a = self.a
         if not a.causal and a.mask is None:
             return None
@@ -118,7 +118,7 @@ class FlashDecoding(Program):
         if a.causal:
             own = np.arange(a.Nq)[:, None] + a.keys - a.Nq
             seen = seen & (np.arange(a.Nk) <= own) & (np.arange(a.Nk) > own - (a.window or a.Nk + a.Nq))
-        return np.reshape(seen, (*a.K.shape[:2], self.rows, a.Nk))
+        return np.reshape(seen, (a.K.shape[0], -1, self.rows, a.Nk))
 
     @property
     def place(self) -> dict[str, int]:
@@ -337,6 +337,8 @@ def flash_decoding(
     mask: Any = None,
     window: int | None = None,
     kv_len: int | None = None,
+    rung: int | str = 0,
+    dtype: str | None = None,
     device: str = "auto",
     record: Any = True,
     keep_values: int = 256,
@@ -360,6 +362,9 @@ def flash_decoding(
             query sees are not split.
         kv_len: how many rows of K and V are used, 0 to Nk, all when not given: the part of a cache that is filled. It
             stands for Nk in ``causal``, and what lies behind it (NaN, say) is never touched.
+        rung: of the ladder of decoding kernels (:data:`flashviz.ladder.DECODE`): 0 is this one, 1 and 2 take 16-bit inputs and merge
+            in the same launch. They take no mask and no window.
+        dtype: what rungs 1 and 2 round q, K and V to: ``"float16"``, which is the default, or ``"bfloat16"``.
         device: ``"numpy"``, ``"cpu"``, ``"gpu"``, or ``"auto"``: a GPU where one is usable, else NumPy.
         record: True, False, or the blocks to keep (tile numbers or (batch, head, tile) triples; a block's tile is its
             split, 0 for a combine block; heads are those of K and V).
@@ -376,9 +381,18 @@ def flash_decoding(
     >>> flash_decoding(q, K, K, splits=2, device="numpy")
     Run(O (1, 4), L (1,), device='numpy', 21 steps)
     """
+    options: dict[str, Any] = {"splits": splits, "Bc": Bc, "scale": scale, "causal": causal, "kv_len": kv_len}
+    limits = {"mask": mask, "window": window}
+    if rung != 0 or dtype is not None:
+        from flashviz import ladder
+        from flashviz.programs import flash_attention_2_rungs, flash_decoding_rungs
+
+        flash_attention_2_rungs.check_options(rung, dtype, limits, ladder.DECODE)
+        if rung != 0:
+            options |= {"rung": rung, "dtype": dtype, "keep_values": keep_values}
+            return flash_decoding_rungs.run_rung(q, K, V, **options, device=device, record=record)
+    options |= limits
     where = choose_device(device, "a mask is given, which the kernels do not take" if mask is not None else "")
-    options: dict[str, Any] = {"splits": splits, "Bc": Bc, "scale": scale, "causal": causal, "mask": mask}
-    options |= {"window": window, "kv_len": kv_len}
     fd = FlashDecoding(q, K, V, **options, record=record, keep_values=keep_values)
     if where == "numpy":
         forward(fd)

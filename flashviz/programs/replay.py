@@ -111,7 +111,7 @@ def replay(program: Program, traces: Sequence[KernelTrace]) -> None:
         ReplayError: naming the kernel, the block and the action that the program cannot perform.
     """
     for trace in traces:
-        for block in trace.blocks:
+        for block in program.in_order(trace.blocks):
             where = f"{trace.kernel}, block {tuple(block.block)} (batch, head, tile)"
             program.r.trace = whole(block)
             try:

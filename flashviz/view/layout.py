@@ -241,6 +241,7 @@ def bands(
     kv: tuple[str, ...] = (),
     grid: bool = True,
     map_tiles: bool = False,
+    heads: int | None = None,
 ) -> Layout:
     """HBM above as columns of tiles, on-chip memories below as rows of slots, the grid of blocks between them.
 
@@ -255,10 +256,11 @@ def bands(
         kv: tensors whose heads are K, V heads.
         grid: draw the grid of CUDA blocks and the zoom lines.
         map_tiles: draw the map of the tiles of scores, where a causal mask leaves some out.
+        heads: blocks of a batch that share the heads of ``kv`` out, the query heads when not given.
     """
     hbm = [s for s in recording.slots if s.shared_by_grid]
     queries, keys = int(recording.params.get("Hq", 1)), int(recording.params.get("Hkv", 1))
-    kv_head = block.head // max(queries // max(keys, 1), 1)
+    kv_head = block.head // max((heads or queries) // max(keys, 1), 1)
     boxes: dict[str, Box] = {}
     labels: list[Label] = []
     centres = spread([widths.get(c, 1.6) for c in columns], HBM_GAP)

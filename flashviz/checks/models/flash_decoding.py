@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flashviz.sight import Sight
+from flashviz.slots import itemsize_of
 
 
 def model(params: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
@@ -19,6 +20,9 @@ def model(params: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
     loaded = max(sight.keys - first // Bc * Bc, 0)
     kv = B * Hkv * loaded * d
     partial = splits * rows
+    if int(params.get("rung", 0)):  # its ladder: with one split no partials; rung 1 reads K and V for every query
+        kv = B * int(params["columns"]) * loaded * d
+        partial = 0 if splits == 1 else partial
     return {
         "Q": (splits * rows * d, 0),
         "K": (kv, 0),
@@ -28,3 +32,8 @@ def model(params: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
         "O": (0, rows * d),
         "L": (0, rows),
     }
+
+
+def itemsizes(params: Mapping[str, Any]) -> dict[str, int]:
+    """Bytes of an element: on the rungs of 16 bits Q, K, V and O have two. Partials and L are float32 everywhere."""
+    return dict.fromkeys("QKVO", itemsize_of(str(params.get("dtype", "float32"))))

@@ -12,10 +12,14 @@ from flashviz.view.text import clean, fit
 
 GROUP_GAP, ELLIPSIS = 0.15, 0.15
 """Between the K, V tiles of two splits; the room for the logsumexps that are not drawn."""
+MOST_PARTS = 8
+"""More partial answers than these are not drawn in the last block."""
 
 
 def layout(recording: Recording, block: Block, launch: int = 0) -> Layout:
     """Places from the tile counts; the second launch has slots of its own. Heads are those of K and V."""
+    if recording.params.get("rung"):
+        return rung(recording, block, launch)
     ls = [s.name for s in recording.slots if s.tensor == "L" and not s.shared_by_grid]
     shown = ls if len(ls) <= MOST_TILES else [*ls[: MOST_TILES - 2], ls[-1]]
     narrow = dict.fromkeys(("Ls", "L", "m", "l", *ls), 0.25)
@@ -36,6 +40,25 @@ def layout(recording: Recording, block: Block, launch: int = 0) -> Layout:
     label = Label((first.x - ELLIPSIS + last.x) / 2, last.y, "…", CAPTION)
     left, right, top = made.zoom
     return replace(made, boxes=boxes, labels=(*made.labels, label), zoom=(left - ELLIPSIS, right, top))
+
+
+def rung(recording: Recording, block: Block, launch: int) -> Layout:
+    """The rungs of the ladder: one launch, all in registers; the partials that the last block merges in a row below."""
+    chip = [s for s in recording.slots if not s.shared_by_grid]
+    parts = [s.name for s in chip if s.name.startswith(("ls", "os"))]
+    hbm = {s.tensor for s in recording.slots if s.shared_by_grid}
+    made = bands(
+        recording,
+        block,
+        launch,
+        columns=[name for name in ("Q", "K", "V", "Os", "Ls", "O", "L") if name in hbm],
+        slots=["q", "Kj", "Sj", "Vj", "m", "l", "o", *(parts if len(parts) <= MOST_PARTS else ())],
+        widths={**dict.fromkeys(("Ls", "L", "m", "l", *(p for p in parts if p[0] == "l")), 0.25), "Sj": 1.2},
+        cells=["Sj"],
+        kv=("K", "V"),
+        heads=int(recording.params["columns"]),
+    )
+    return replace(made, boxes={**made.boxes, **grouped(recording, made.boxes)}, maps=())
 
 
 def grouped(recording: Recording, boxes: Mapping[str, Box]) -> dict[str, Box]:
