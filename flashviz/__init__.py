@@ -30,6 +30,8 @@ _WHERE = {
     "FlashAttention1": "programs.flash_attention_1",
     "flash_attention_2": "programs.flash_attention_2",
     "FlashAttention2": "programs.flash_attention_2",
+    "FlashAttention2Registers": "programs.flash_attention_2_rungs",
+    "FlashAttention2Ahead": "programs.flash_attention_2_rungs",
     "flash_attention_2_rope": "programs.flash_attention_2_rope",
     "FlashAttention2Rope": "programs.flash_attention_2_rope",
     "flash_decoding": "programs.flash_decoding",
@@ -67,6 +69,7 @@ _WHERE = {
     "mask_plot": "view.masks",
     "fragments": "view.fragments",
     "banks": "view.banks",
+    "code_diff": "view.diff",
     "fragment": "warp",
     "wavefronts": "warp",
     "doctor": "doctor",
@@ -101,6 +104,8 @@ if TYPE_CHECKING:
     from flashviz.programs.flash_attention_2 import flash_attention_2 as flash_attention_2
     from flashviz.programs.flash_attention_2_rope import FlashAttention2Rope as FlashAttention2Rope
     from flashviz.programs.flash_attention_2_rope import flash_attention_2_rope as flash_attention_2_rope
+    from flashviz.programs.flash_attention_2_rungs import FlashAttention2Ahead as FlashAttention2Ahead
+    from flashviz.programs.flash_attention_2_rungs import FlashAttention2Registers as FlashAttention2Registers
     from flashviz.programs.flash_decoding import FlashDecoding as FlashDecoding
     from flashviz.programs.flash_decoding import flash_decoding as flash_decoding
     from flashviz.programs.online_softmax import OnlineSoftmax as OnlineSoftmax
@@ -120,6 +125,7 @@ if TYPE_CHECKING:
     from flashviz.slots import Slot as Slot
     from flashviz.slots import Values as Values
     from flashviz.view.banks import banks as banks
+    from flashviz.view.diff import code_diff as code_diff
     from flashviz.view.export import save as save
     from flashviz.view.fragments import fragments as fragments
     from flashviz.view.masks import mask_plot as mask_plot
