@@ -47,6 +47,9 @@ _SHARED = re.compile(
     r"(?P<type>(?:const\s+|volatile\s+)*(?:unsigned\s+|signed\s+|long\s+)*[\w:]+(?:<[^;<>]*>)?)\s+(?P<names>[^;={}()]+);"
 )
 _DECLARATOR = re.compile(r"\s*(\w+)\s*((?:\[[^\]]*\]\s*)*)\Z")
+_GLOBAL = re.compile(
+    r"\b(?:__device__|__constant__)(?=\s(?![^(){};=]*\b(?:const|constexpr|inline|operator)\b)[^(){};=]*[;={])"
+)
 _PROBLEM = re.compile(r"^(?P<file>[^\n:]*?):(?P<line>\d+):(?:\d+:)? (?:fatal )?error: (?P<text>[^\n]*)", re.M)
 
 
@@ -162,6 +165,20 @@ def rewrite_shared(assembled: str) -> str:
     return "".join([*pieces, assembled[end:]])
 
 
+def mark_globals(assembled: str) -> str:
+    """``assembled`` with its device globals in a section of their own, so that the runtime finds them (Linux only).
+
+    >>> mark_globals("__device__ int x[4]; __device__ int f(int x = 1) { return x; }")
+    '__device__ __attribute__((section("fv_globals"))) int x[4]; __device__ int f(int x = 1) { return x; }'
+    """
+    code = blank_comments(assembled)
+    pieces, end = [], 0
+    for match in _GLOBAL.finditer(code):
+        pieces += [assembled[end : match.end()], ' __attribute__((section("fv_globals")))']
+        end = match.end()
+    return "".join([*pieces, assembled[end:]])
+
+
 @dataclass(frozen=True)
 class Library:
     """A compiled library and whether it had to be compiled now."""
@@ -182,6 +199,7 @@ def build(assembled: str, instances: Sequence[str], *, check: bool = False, defi
     runtime = "\0".join((host / name).read_text(encoding="utf-8") for name in names)
     table = ", ".join(f'fv::kernel<&{name}>("{name}")' for name in instances)
     macros = "".join(f"#define {' '.join(define.split('=', 1))}\n" for define in defines)
+    assembled = mark_globals(assembled) if sys.platform == "linux" else assembled
     text = (
         f'#include "cuda.hpp"\n{macros}{rewrite_shared(assembled)}\n#line 1 "flashviz"\n'
         f"FV_EXPORT fv::Kernel fv_kernels[] = {{{table}}};\n"

@@ -359,6 +359,10 @@ static inline void aligned(const void* p, size_t n, bool write, const void* pc) 
     if (fv::checking && (uintptr_t)p % n && !fv::on_stack(fv::self->context, static_cast<const char*>(p))) fv::misaligned(p, n, write, pc);
     seen(p, n, write, pc);
 }
+void fv::assigned(const void* to, const void* from, size_t bytes, const void* pc) {
+    aligned(from, bytes, false, pc);
+    aligned(to, bytes, true, pc);
+}
 static void seen_range(const void* p, size_t n, bool write, const void* pc) {
     const char* at = static_cast<const char*>(p);
     for (; n >= 4; n -= 4, at += 4) seen(at, 4, write, pc);

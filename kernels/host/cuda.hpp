@@ -31,24 +31,29 @@ using uint3 = fv::Index;
 struct dim3 {
     unsigned x = 1, y = 1, z = 1;
 };
-struct alignas(8) float2 {
-    float x, y;
-};
-struct alignas(16) float4 {
-    float x, y, z, w;
-};
-struct alignas(8) int2 {
-    int x, y;
-};
-struct alignas(16) int4 {
-    int x, y, z, w;
-};
-struct alignas(8) uint2 {
-    unsigned x, y;
-};
-struct alignas(16) uint4 {
-    unsigned x, y, z, w;
-};
+
+// g++ tells nobody when what a function returns goes straight into memory, `tile[r] = make_float4(...)`: so an assignment says it itself.
+#if defined(FV_CHECK)
+#define FV_ASSIGNED(type)                                                               \
+    FV_RAW type& operator=(const type& other) {                                         \
+        fv::assigned(this, &other, sizeof(type), __builtin_return_address(0));          \
+        memcpy(this, &other, sizeof(type));                                             \
+        return *this;                                                                   \
+    }
+#else
+#define FV_ASSIGNED(type)
+#endif
+#define FV_VECTOR(name, type, bytes, ...) \
+    struct alignas(bytes) name {          \
+        type __VA_ARGS__;                 \
+        FV_ASSIGNED(name)                 \
+    };
+FV_VECTOR(float2, float, 8, x, y)
+FV_VECTOR(float4, float, 16, x, y, z, w)
+FV_VECTOR(int2, int, 8, x, y)
+FV_VECTOR(int4, int, 16, x, y, z, w)
+FV_VECTOR(uint2, unsigned, 8, x, y)
+FV_VECTOR(uint4, unsigned, 16, x, y, z, w)
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 inline int2 make_int2(int x, int y) { return {x, y}; }
@@ -254,13 +259,10 @@ FV_INLINE float __int_as_float(int bits) {
 }
 FV_INLINE unsigned __float_as_uint(float x) { return (unsigned)__float_as_int(x); }
 FV_INLINE float __uint_as_float(unsigned bits) { return __int_as_float((int)bits); }
-FV_INLINE unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {  // its lowest 4 digits pick bytes, of a 0 to 3, of b 4 to 7
+FV_INLINE unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {  // its lowest 4 digits, each modulo 8, pick bytes: of a 0 to 3, of b 4 to 7
     const unsigned long long bytes = (unsigned long long)b << 32 | a;
     unsigned result = 0;
-    for (int n = 0; n < 4; ++n) {
-        const unsigned pick = selector >> 4 * n & 15, byte = (unsigned)(bytes >> 8 * (pick & 7)) & 255;
-        result |= (pick & 8 ? byte >> 7 ? 255u : 0u : byte) << 8 * n;  // with its highest bit a digit asks for the byte's sign
-    }
+    for (int n = 0; n < 4; ++n) result |= (unsigned)(bytes >> 8 * (selector >> 4 * n & 7) & 255) << 8 * n;
     return result;
 }
 FV_INLINE int __popc(unsigned x) { return __builtin_popcount(x); }

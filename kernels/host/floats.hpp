@@ -42,7 +42,7 @@ inline float from_bfloat16(uint16_t bits) { return bits_float((uint32_t)bits << 
 // To nearest, in the middle away from zero (cvt.rna); the 13 bits that a product does not look at are 0 here.
 inline uint32_t to_tf32(float x) {
     const uint32_t bits = float_bits(x);
-    if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fffe000;
+    if ((bits & 0x7fffffff) > 0x7f800000) return (bits | 0x400000) & 0xffffe000;
     return (bits + 0x1000) & 0xffffe000;
 }
 

@@ -1,6 +1,15 @@
-// half.hpp: the functions of include/half.cuh on the processor.
+// half.hpp: the types and functions of include/half.cuh on the processor.
 #pragma once
 #include "floats.hpp"
+
+struct half {
+    unsigned short bits;
+    FV_ASSIGNED(half)
+};
+struct bfloat16 {
+    unsigned short bits;
+    FV_ASSIGNED(bfloat16)
+};
 
 template <typename T>
 unsigned pack(float low, float high);

@@ -371,6 +371,25 @@ static bool run_block(uint16_t* order, int how) {
     return true;
 }
 
+// ---- device globals ----
+
+// A launch that is stopped leaves them as they were before it: a count of blocks that began at 0 begins at 0 again.
+#if defined(__linux__)
+extern "C" char __start_fv_globals[] __attribute__((weak, visibility("hidden"))), __stop_fv_globals[] __attribute__((weak, visibility("hidden")));
+static char* kept_globals;
+static void keep_globals() {
+    const size_t bytes = __stop_fv_globals - __start_fv_globals;
+    if (bytes && !kept_globals) kept_globals = static_cast<char*>(malloc(bytes));
+    if (bytes) memcpy(kept_globals, __start_fv_globals, bytes);
+}
+static void restore_globals() {
+    if (kept_globals) memcpy(__start_fv_globals, kept_globals, __stop_fv_globals - __start_fv_globals);
+}
+#else
+static void keep_globals() {}
+static void restore_globals() {}
+#endif
+
 // ---- what the processor or the clock stops ----
 
 #if !defined(_WIN32)
@@ -527,6 +546,7 @@ FV_EXPORT int fv_launch(const Kernel* kernel, const unsigned* grid, const unsign
         checks_begin();
         order_begin();
     }
+    keep_globals();
     if (seconds) catch_signals(true, seconds);
     bool clean = true;
     for (size_t turn = 0; clean && turn < blocks; ++turn) {
@@ -549,5 +569,6 @@ FV_EXPORT int fv_launch(const Kernel* kernel, const unsigned* grid, const unsign
             break;
         }
     }
+    if (finding.kind != NONE) restore_globals();
     return finding.kind != NONE;
 }

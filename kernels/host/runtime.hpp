@@ -58,6 +58,7 @@ FV_LOCAL void multiply(float* d, const unsigned* a, unsigned b0, unsigned b1, El
 FV_LOCAL unsigned transpose(unsigned a, const char* what, const char* file, int line);
 FV_LOCAL void fence();  // __threadfence()
 
+FV_LOCAL void assigned(const void* to, const void* from, size_t bytes, const void* pc);
 FV_LOCAL void atomic_access(const void* p, size_t bytes, const void* pc);
 FV_LOCAL unsigned long long nanoseconds();
 FV_LOCAL void begin_action(unsigned action, int tiles, int first, int second);

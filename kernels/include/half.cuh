@@ -7,16 +7,16 @@
 // A register holds two: the first in the low half. `pack<T>(a, b)` rounds two floats to nearest even into one register.
 #pragma once
 
+#ifdef FLASHVIZ_HOST
+#include <half.hpp>  // on the processor the same types and functions are in kernels/host/
+#else
+
 struct half {
     unsigned short bits;
 };
 struct bfloat16 {
     unsigned short bits;
 };
-
-#ifdef FLASHVIZ_HOST
-#include <half.hpp>  // on the processor the same functions are in kernels/host/
-#else
 
 template <typename T>
 __device__ __forceinline__ unsigned pack(float low, float high);
