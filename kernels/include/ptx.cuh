@@ -90,5 +90,11 @@ __device__ __forceinline__ uint4 load_once(const void* from) {
     asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
     return v;
 }
+// The same for a piece of a line whose other pieces are asked for by the very next loads: those find it in L1, and it is the first to go.
+__device__ __forceinline__ uint4 load_piece(const void* from) {
+    uint4 v;
+    asm volatile("ld.global.nc.L1::evict_first.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
+    return v;
+}
 
 #endif
