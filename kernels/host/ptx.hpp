@@ -60,3 +60,8 @@ inline FV_RAW uint4 load_once(const void* from) {
     fv::load_global(&v, from, sizeof v, FV_CALLER);
     return v;
 }
+inline FV_RAW uint4 load_piece(const void* from) {
+    uint4 v;
+    fv::load_global(&v, from, sizeof v, FV_CALLER);
+    return v;
+}
