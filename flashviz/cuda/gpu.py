@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from flashviz.cuda.launching import STATIC_SHARED, Limits, Plan
+from flashviz.cuda.signatures import ArgumentError
 from flashviz.cuda.tensor_maps import encode
 from flashviz.cuda.trace import KernelTrace
 
@@ -222,15 +223,9 @@ def run(
                 passed[name].fill(np.nan)
             else:
                 passed[name].view(np.uint8).fill(255)
-        if plan.shared_bytes > STATIC_SHARED:
-            function.max_dynamic_shared_size_bytes = plan.shared_bytes
+        launch = _launch(function, plan, passed)
         held = {name: _set_global(cupy, module, name, value) for name, value in (device_globals or {}).items()}
         stream = cupy.cuda.get_current_stream()
-        handed = {n: encode(n, plan.maps[n], v.data.ptr) if n in plan.maps else v for n, v in passed.items()}
-
-        def launch() -> None:
-            function(plan.grid, plan.block, tuple(handed.values()), shared_mem=plan.shared_bytes)
-
         launch()
         stream.synchronize()
         times = _time(cupy, launch, repeat, warm_up) if repeat else None
@@ -275,6 +270,29 @@ def _function(cupy: Any, plan: Plan, defines: Sequence[str]) -> tuple[Any, Any]:
         module = cupy.RawModule(code=plan.source.assembled, options=options, name_expressions=(plan.instance,))
         _functions[key] = module, module.get_function(plan.instance)
     return _functions[key]
+
+
+def launcher(plan: Plan) -> Callable[[], None]:
+    """What launches ``plan`` on CuPy's current stream and does not wait: to time it among other things.
+
+    Its arrays are CuPy's and contiguous, else ArgumentError; raises GpuUnavailableError, or what the compiler says.
+    """
+    found = status()
+    if not found.usable:
+        raise GpuUnavailableError(found.reason)
+    cupy = import_module("cupy")
+    for name, value in plan.arguments.items():
+        if _is_array(value) and (isinstance(value, np.ndarray) or not value.flags.c_contiguous):
+            raise ArgumentError(f"{plan.source.name}: argument {name} must be a contiguous CuPy array for this.")
+    return _launch(_function(cupy, plan, ())[1], plan, plan.arguments)
+
+
+def _launch(function: Any, plan: Plan, passed: Mapping[str, Any]) -> Callable[[], None]:
+    """A launch of a compiled function with arrays on the GPU; those that are tensor maps are encoded here, once."""
+    if plan.shared_bytes > STATIC_SHARED:
+        function.max_dynamic_shared_size_bytes = plan.shared_bytes
+    handed = tuple(encode(n, plan.maps[n], v.data.ptr) if n in plan.maps else v for n, v in passed.items())
+    return lambda: function(plan.grid, plan.block, handed, shared_mem=plan.shared_bytes)
 
 
 def _set_global(cupy: Any, module: Any, name: str, value: Any) -> Any:

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -315,3 +316,30 @@ def test_arguments_are_checked_before_anything_is_launched(fake: Any) -> None:
     with pytest.raises(cuda.LaunchError, match='device="tpu"'):
         cuda.launch(KERNEL, arguments(), device="tpu")
     assert not machine.launches
+
+
+def test_a_launcher_launches_and_does_not_wait(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = fake()
+    monkeypatch.delitem(fake_cupy.KERNELS, "flash_attention_2")  # nothing is computed
+    assert cuda.status().usable
+    machine.sync_error = RuntimeError("it waited")
+    given = {n: x.view(fake_cupy.Array) if isinstance(x, np.ndarray) else x for n, x in arguments().items()}
+    with pytest.raises(cuda.ArgumentError, match="argument Q must be a contiguous CuPy array"):
+        gpu.launcher(cuda.plan(KERNEL, given))  # these are NumPy's still
+    device = {n: Elsewhere(x) if isinstance(x, np.ndarray) else x for n, x in given.items()}
+    launch = gpu.launcher(cuda.plan(KERNEL, device))
+    assert machine.launches == []
+    launch()
+    launch()
+    assert [launched["args"][0] for launched in machine.launches] == [device["Q"]] * 2
+    device["K"].flags.c_contiguous = False
+    with pytest.raises(cuda.ArgumentError, match="argument K must be a contiguous CuPy array"):
+        gpu.launcher(cuda.plan(KERNEL, device))
+
+
+class Elsewhere:
+    """An array that is not NumPy's, as far as a launcher looks at one."""
+
+    def __init__(self, x: np.ndarray) -> None:
+        self.shape, self.dtype = x.shape, x.dtype
+        self.flags = types.SimpleNamespace(c_contiguous=True)
