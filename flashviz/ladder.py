@@ -55,9 +55,27 @@ PREFILL: tuple[Rung, ...] = (
     ),
 )
 DECODE: tuple[Rung, ...] = (
-    Rung(0, "flash_decoding", "splits, as one would first write them"),
-    Rung(1, "flash_decoding_vectors", "16 bytes a load, several keys a warp in flight", "float16"),
-    Rung(2, "flash_decoding_heads", "the queries of a group share each key, on tensor cores", "float16"),
+    Rung(
+        0,
+        "flash_decoding",
+        "splits, as one would first write them",
+        "float32",
+        {64: {"Br": 1, "Bc": 64}, 128: {"Br": 1, "Bc": 32}},
+    ),
+    Rung(
+        1,
+        "flash_decoding_vectors",
+        "16 bytes a load, several keys a warp in flight",
+        "float16",
+        {64: {"Bc": 256, "Warps": 8}, 128: {"Bc": 128, "Warps": 8}},
+    ),
+    Rung(
+        2,
+        "flash_decoding_heads",
+        "the queries of a group share each key, on tensor cores",
+        "float16",
+        {64: {"Bc": 128, "Warps": 8}, 128: {"Bc": 64, "Warps": 4}},
+    ),
 )
 
 

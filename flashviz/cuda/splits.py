@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 
-def choose_splits(heads: int, n: int, multiprocessors: int, step: int, *, most: int = 128) -> int:
+def choose_splits(heads: int, n: int, multiprocessors: int, step: int, *, each: int = 2, most: int = 128) -> int:
     """The number of splits with which ``heads`` blocks a split are done soonest.
 
-    Blocks of a launch run in rounds of ``multiprocessors``; a round takes as long as its longest block, which walks
-    ceil(tiles / splits) tiles of the keys, and a little to begin and to merge: as long as ``START`` tiles. More splits than the
-    best leave more partial answers to merge, so of equals the fewest are taken.
+    Blocks of a launch run in rounds, ``each`` of them on a multiprocessor; a round takes as long as its longest block, which
+    walks ceil(tiles / splits) tiles of the keys, and a little to begin and to merge: as long as ``START`` tiles. Of equals the
+    fewest splits are taken, for more leave more partial answers to merge.
 
     Args:
         heads: blocks a split has: batches x heads of K and V (x the queries that have a block of their own).
         n: keys.
-        multiprocessors: how many blocks run at a time: the GPU's multiprocessors, times the blocks that one of them holds.
+        multiprocessors: of the GPU.
         step: keys of a tile, Bc.
+        each: blocks that share a multiprocessor. With two, one loads while the other begins or merges; measured on an H200,
+            more did not help where there was room for them.
         most: splits at most.
 
     Returns:
@@ -23,12 +25,18 @@ def choose_splits(heads: int, n: int, multiprocessors: int, step: int, *, most: 
     Raises:
         ValueError: ``n`` is negative, or another argument is not 1 or more.
 
-    >>> choose_splits(32, 4096, 132, 256)    # 32 heads leave 100 of 132 multiprocessors idle; 4 splits of each, 4
-    4
-    >>> choose_splits(512, 4096, 132, 256)   # here the heads alone keep them busy
+    >>> choose_splits(32, 4096, 132, 256)    # 32 heads alone would leave 100 of 132 multiprocessors idle; with 8 splits, none
+    8
+    >>> choose_splits(512, 8192, 132, 256)   # 512 heads keep them busy as they are
     1
     """
-    for name, value in {"heads": heads, "multiprocessors": multiprocessors, "step": step, "most": most}.items():
+    for name, value in {
+        "heads": heads,
+        "multiprocessors": multiprocessors,
+        "step": step,
+        "each": each,
+        "most": most,
+    }.items():
         if value < 1:
             raise ValueError(f"{name}={value} must be 1 or more")
     if n < 0:
@@ -36,9 +44,10 @@ def choose_splits(heads: int, n: int, multiprocessors: int, step: int, *, most: 
     tiles = max(1, -(-n // step))
     best, best_time = 1, float("inf")
     for asked in range(1, min(most, tiles) + 1):
-        each = -(-tiles // asked)
-        splits = -(-tiles // each)  # with so many tiles each, the others would have none
-        time = -(-heads * splits // multiprocessors) * (each + START)
+        longest = -(-tiles // asked)
+        splits = -(-tiles // longest)  # with so many tiles in each, the others would have none
+        rounds = -(-heads * splits // (multiprocessors * each))
+        time = rounds * (longest + START)
         if time < best_time:
             best, best_time = splits, time
     return best

@@ -28,7 +28,7 @@ def rounds(heads: int, n: int, slots: int, step: int, splits: int) -> float:
 
 @given(**SIZES)
 def test_no_split_is_without_keys(heads: int, n: int, slots: int, step: int) -> None:
-    splits = choose_splits(heads, n, slots, step)
+    splits = choose_splits(heads, n, slots, step, each=1)
     tiles = -(-n // step)
     assert 1 <= splits <= 128
     if n:
@@ -38,7 +38,7 @@ def test_no_split_is_without_keys(heads: int, n: int, slots: int, step: int) -> 
 
 @given(heads=st.integers(1, 40), n=st.integers(0, 5000), slots=st.integers(1, 40), step=st.integers(16, 512))
 def test_no_other_number_of_splits_is_done_sooner(heads: int, n: int, slots: int, step: int) -> None:
-    chosen = choose_splits(heads, n, slots, step, most=16)
+    chosen = choose_splits(heads, n, slots, step, each=1, most=16)
     tiles = max(1, -(-n // step))
     for other in range(1, min(tiles, 16) + 1):
         assert rounds(heads, n, slots, step, chosen) <= rounds(heads, n, slots, step, other)
@@ -49,10 +49,10 @@ def test_no_other_number_of_splits_is_done_sooner(heads: int, n: int, slots: int
     [
         (32, 0, 1),  # nothing to split
         (32, 256, 1),  # one tile
-        (132, 131_072, 1),  # a head for each multiprocessor
-        (66, 131_072, 2),
+        (264, 131_072, 1),  # two heads for each multiprocessor
+        (132, 131_072, 2),
         (1, 131_072, 128),  # one head: as many as there may be
-        (264, 8192, 1),  # two full rounds
+        (528, 8192, 1),  # two full rounds
     ],
 )
 def test_known_sizes(heads: int, n: int, expected: int) -> None:
@@ -66,6 +66,13 @@ def test_known_sizes(heads: int, n: int, expected: int) -> None:
 def test_sizes_that_make_no_sense(sizes: tuple[int, int, int, int], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         choose_splits(*sizes)
+
+
+def test_each_multiplies_the_multiprocessors() -> None:
+    for n in (1000, 4096, 100_000):
+        assert choose_splits(16, n, 132, 64, each=3) == choose_splits(16, n, 396, 64, each=1)
+    with pytest.raises(ValueError, match="each=0"):
+        choose_splits(1, 1, 1, 1, each=0)
 
 
 def test_room_for_no_split() -> None:
