@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashviz.cuda import choose_splits
-from flashviz.cuda.splits import START
+from flashviz.cuda.splits import GAIN, START
 
 SIZES = {
     "heads": st.integers(1, 600),
@@ -37,11 +37,12 @@ def test_no_split_is_without_keys(heads: int, n: int, slots: int, step: int) -> 
 
 
 @given(heads=st.integers(1, 40), n=st.integers(0, 5000), slots=st.integers(1, 40), step=st.integers(16, 512))
-def test_no_other_number_of_splits_is_done_sooner(heads: int, n: int, slots: int, step: int) -> None:
+def test_no_other_number_of_splits_is_done_much_sooner(heads: int, n: int, slots: int, step: int) -> None:
     chosen = choose_splits(heads, n, slots, step, each=1, most=16)
     tiles = max(1, -(-n // step))
     for other in range(1, min(tiles, 16) + 1):
-        assert rounds(heads, n, slots, step, chosen) <= rounds(heads, n, slots, step, other)
+        soonest = rounds(heads, n, slots, step, other)
+        assert rounds(heads, n, slots, step, chosen) * (1 - GAIN) <= soonest + 1e-9
 
 
 @pytest.mark.parametrize(
@@ -51,6 +52,7 @@ def test_no_other_number_of_splits_is_done_sooner(heads: int, n: int, slots: int
         (32, 256, 1),  # one tile
         (264, 131_072, 1),  # two heads for each multiprocessor
         (132, 131_072, 2),
+        (32, 131_072, 8),  # 9 or 17 would fill the last round better, and gain too little
         (1, 131_072, 128),  # one head: as many as there may be
         (528, 8192, 1),  # two full rounds
     ],
