@@ -6,6 +6,7 @@ nothing; only a kernel that ran and returned its value does.
 
 from __future__ import annotations
 
+import math
 import statistics
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ from flashviz.cuda.signatures import ArgumentError
 from flashviz.cuda.tensor_maps import encode
 from flashviz.cuda.trace import KernelTrace
 
+REGISTERS = 65_536  # of a multiprocessor, compute capability 7.0 to 12.1; given out to a thread in steps of 8
 OPTIONS = ("-std=c++17", "-lineinfo")  # line numbers cost no code, and tools then name source lines
 _PROBE = 'extern "C" __global__ void flashviz_probe(int* x) { *x = 42; }'
 _INSTALL = 'pip install "cupy-cuda13x[ctk]"'  # ctk: NVRTC and the rest of CUDA as wheels, no toolkit needed
@@ -204,15 +206,12 @@ def run(
     global _broken
     if _broken:
         raise KernelError(_broken)
-    found = status()
-    if not found.usable:
-        raise GpuUnavailableError(" ".join(filter(None, [found.reason, found.fix and f"To add it: {found.fix}"])))
-    cupy = import_module("cupy")
+    cupy = library()
     label = f"{plan.source.path.name}: {plan.instance}"
     try:
         module, function = _function(cupy, plan, defines)
     except Exception as error:
-        raise KernelError(f"{label} does not compile for {found.arch}.\n{_details(error)}") from error
+        raise KernelError(f"{label} does not compile for {status().arch}.\n{_details(error)}") from error
     try:
         passed = {
             name: cupy.ascontiguousarray(cupy.asarray(value)) if _is_array(value) else value
@@ -254,22 +253,50 @@ def run(
 
 
 def _function(cupy: Any, plan: Plan, defines: Sequence[str]) -> tuple[Any, Any]:
-    """The module and the function in it, compiled once for each source, instantiation, set of macros and device.
+    """The module and the function in it.
 
-    With macros (which trace) a thread gets as many registers as without them, rounded up to 8, in which they are given out: so as
-    many blocks run at once on a multiprocessor as in the kernel that is looked at.
+    With macros (which trace) as many blocks fit on a multiprocessor as without them, at the price of registers where need be: else
+    what is looked at would be another run.
     """
-    key = (plan.source.assembled, plan.instance, tuple(defines), int(cupy.cuda.runtime.getDevice()))
+    made = _compiled(cupy, plan, defines)
+    if defines:
+        blocks, untraced = (_blocks(cupy, plan, f) for f in (made[1], _compiled(cupy, plan, ())[1]))
+        if blocks < untraced:
+            made = _compiled(cupy, plan, defines, max(16, REGISTERS // (math.prod(plan.block) * untraced) // 8 * 8))
+    return made
+
+
+def _compiled(cupy: Any, plan: Plan, defines: Sequence[str], registers: int = 0) -> tuple[Any, Any]:
+    """The same, compiled once for each source, instantiation, set of macros, limit of ``registers`` a thread (0: none) and device."""
+    header = plan.source.header
+    target = (f"-arch=sm_{header.arch}a",) if header.exact else ()  # else CuPy names the GPU's own
+    options = (*OPTIONS, *target, *(f"-D{macro}" for macro in defines))
+    options += (f"--maxrregcount={registers}",) if registers else ()
+    key = (plan.source.assembled, plan.instance, options, int(cupy.cuda.runtime.getDevice()))
     if key not in _functions:
-        header = plan.source.header
-        target = (f"-arch=sm_{header.arch}a",) if header.exact else ()  # else CuPy names the GPU's own
-        options = (*OPTIONS, *target, *(f"-D{macro}" for macro in defines))
-        if defines:
-            registers = _function(cupy, plan, ())[1].num_regs
-            options += (f"--maxrregcount={max(16, -(-registers // 8) * 8)}",)
         module = cupy.RawModule(code=plan.source.assembled, options=options, name_expressions=(plan.instance,))
         _functions[key] = module, module.get_function(plan.instance)
     return _functions[key]
+
+
+def _blocks(cupy: Any, plan: Plan, function: Any) -> int:
+    """How many blocks of a launch fit on a multiprocessor at once."""
+    _allow_shared(plan, function)
+    most = cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor
+    return int(most(function.kernel.ptr, math.prod(plan.block), plan.shared_bytes))
+
+
+def _allow_shared(plan: Plan, function: Any) -> None:
+    if plan.shared_bytes > STATIC_SHARED:
+        function.max_dynamic_shared_size_bytes = plan.shared_bytes
+
+
+def library() -> Any:
+    """CuPy, where `status` says that a GPU is usable. Raises GpuUnavailableError."""
+    found = status()
+    if not found.usable:
+        raise GpuUnavailableError(" ".join(filter(None, [found.reason, found.fix and f"To add it: {found.fix}"])))
+    return import_module("cupy")
 
 
 def launcher(plan: Plan) -> Callable[[], None]:
@@ -277,10 +304,7 @@ def launcher(plan: Plan) -> Callable[[], None]:
 
     Its arrays are CuPy's and contiguous, else ArgumentError; raises GpuUnavailableError, or what the compiler says.
     """
-    found = status()
-    if not found.usable:
-        raise GpuUnavailableError(found.reason)
-    cupy = import_module("cupy")
+    cupy = library()
     for name, value in plan.arguments.items():
         if _is_array(value) and (isinstance(value, np.ndarray) or not value.flags.c_contiguous):
             raise ArgumentError(f"{plan.source.name}: argument {name} must be a contiguous CuPy array for this.")
@@ -289,8 +313,7 @@ def launcher(plan: Plan) -> Callable[[], None]:
 
 def _launch(function: Any, plan: Plan, passed: Mapping[str, Any]) -> Callable[[], None]:
     """A launch of a compiled function with arrays on the GPU; those that are tensor maps are encoded here, once."""
-    if plan.shared_bytes > STATIC_SHARED:
-        function.max_dynamic_shared_size_bytes = plan.shared_bytes
+    _allow_shared(plan, function)
     handed = tuple(encode(n, plan.maps[n], v.data.ptr) if n in plan.maps else v for n, v in passed.items())
     return lambda: function(plan.grid, plan.block, handed, shared_mem=plan.shared_bytes)
 

@@ -11,9 +11,9 @@
 // The actions' names are numbered in their order of appearance when the source is assembled, so a name is written in
 // the kernel and nowhere else; an action's lines, and its time, run from its TRACE to the next.
 //
-// An action costs the warp of thread 0 a look at the clock and one store that nothing waits for: where the next record goes, and how much
-// room is left, stay in registers. A function that the kernel calls does not see these registers, so TRACE_BLOCK_AND_CALLS keeps the
-// place in memory instead, and each action waits for it.
+// An action costs the warp of thread 0 a look at the clock and one store that nothing waits for: how much room is left, and so where the
+// next record goes, stays in one register. A function that the kernel calls does not see it, so TRACE_BLOCK_AND_CALLS keeps the
+// count in memory instead, and each action waits for it.
 #pragma once
 
 #ifndef FLASHVIZ_TRACE
@@ -35,11 +35,9 @@
 #define TRACE_QUIET __forceinline__
 #endif
 
-// One action as it begins, 16 bytes: one store. Sizes and order are those of flashviz/cuda/trace.py.
+// One action as it begins, 16 bytes: one store. flashviz/cuda/trace.py says the same.
 struct __align__(16) TraceRecord {
-    unsigned short action;             // TRACE_ID_...
-    unsigned char role;                // 0: the block as a whole
-    unsigned char tiles;               // how many of the two coordinates are given, 1 or 2
+    unsigned what;                     // TRACE_ID_... in 16 bits; 8 bits of role, 0 for the block as a whole; 8 of how many coordinates, 1 or 2
     int first, second;
     unsigned nanoseconds;              // the lower half of the GPU's global timer; the host sees where it wraps, every 4.29 s
 };
@@ -107,25 +105,22 @@ TRACE_QUIET __device__ void trace_end(unsigned count) {
     region.end = trace_time();
 }
 
-TRACE_QUIET __device__ void trace_write(TraceRecord* place, unsigned action, unsigned tiles, int first, int second) {
+// Record number n of the block.
+TRACE_QUIET __device__ void trace_write(unsigned long long n, unsigned action, unsigned tiles, int first, int second) {
     TraceRecord record;
-    record.action = (unsigned short)action;
-    record.role = 0;
-    record.tiles = (unsigned char)tiles;
+    record.what = action | tiles << 24;
     record.first = first;
     record.second = second;
     record.nanoseconds = trace_tick();
-    *place = record;
+    flashviz_trace_records[trace_number() * flashviz_trace_capacity + n] = record;
 }
 
 // What TRACE_BLOCK puts into the kernel. An action that finds no room is counted and not kept: the host sees how many there were and says so.
 struct TraceBlock {
-    TraceRecord* next;
     int room;                          // records that still fit; 0 or less in every thread but the first: these write nothing
 
-    TRACE_QUIET __device__ TraceBlock(int batch, int head, int tile) : next(nullptr), room(0) {
+    TRACE_QUIET __device__ TraceBlock(int batch, int head, int tile) : room(0) {
         if (!trace_is_first()) return;
-        next = flashviz_trace_records + trace_number() * flashviz_trace_capacity;
         room = (int)flashviz_trace_capacity;
         trace_begin(batch, head, tile);
     }
@@ -134,7 +129,7 @@ struct TraceBlock {
     }
     TRACE_QUIET __device__ void append(unsigned action, unsigned tiles, int first, int second) {
         TRACE_HOST(action, tiles, first, second);
-        if (room > 0) trace_write(next++, action, tiles, first, second);
+        if (room > 0) trace_write(flashviz_trace_capacity - room, action, tiles, first, second);
         --room;
     }
 };
@@ -144,10 +139,8 @@ struct TraceCalled {
     TRACE_QUIET __device__ void append(unsigned action, unsigned tiles, int first, int second) {
         TRACE_HOST(action, tiles, first, second);
         if (!trace_is_first()) return;
-        const unsigned long long region = trace_number();
-        const unsigned n = flashviz_trace_regions[region].called++;
-        if (n < flashviz_trace_capacity)
-            trace_write(flashviz_trace_records + region * flashviz_trace_capacity + n, action, tiles, first, second);
+        const unsigned n = flashviz_trace_regions[trace_number()].called++;
+        if (n < flashviz_trace_capacity) trace_write(n, action, tiles, first, second);
     }
 };
 __device__ TraceCalled trace_block;

@@ -33,7 +33,7 @@ class Machine:
     capability: tuple[int, int] = (9, 0)
     optin: int = 232_448
     probe: int = 42
-    registers: int = 33
+    fit: Any = lambda options: 2  # how many blocks fit on a multiprocessor, of what was compiled with these options
     compile_error: Exception | None = None
     launch_error: Exception | None = None
     sync_error: Exception | None = None
@@ -60,7 +60,7 @@ class _Function:
     def __init__(self, machine: Machine, name: str, module: Any = None) -> None:
         self.machine, self.name, self.module = machine, name, module
         self.max_dynamic_shared_size_bytes = 48 * 1024
-        self.num_regs = machine.registers
+        self.kernel = types.SimpleNamespace(ptr=self)
 
     def __call__(self, grid: Any, block: Any, args: Any, shared_mem: int = 0) -> None:
         machine = self.machine
@@ -170,7 +170,11 @@ def make(machine: Machine) -> types.ModuleType:
         },
         CUDARuntimeError=CUDARuntimeError,
     )
+    driver = types.SimpleNamespace(
+        occupancyMaxActiveBlocksPerMultiprocessor=lambda function, threads, shared: machine.fit(function.module.options)
+    )
     cupy.cuda = types.SimpleNamespace(
+        driver=driver,
         runtime=runtime,
         nvrtc=types.SimpleNamespace(getVersion=lambda: _ask(machine.nvrtc)),
         get_current_stream=lambda: types.SimpleNamespace(synchronize=synchronize),
