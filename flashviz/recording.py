@@ -239,8 +239,11 @@ def _replay(recording: Recording) -> dict[Key, _History]:
         key = recording.key(part.dst, move.launch, move.block)
         old = current(key)
         slot = recording.slot(part.dst)
-        label = (source.label if source else "") or (old.label if old else slot.label)
         tensor = source.tensor if source and source.tensor else slot.tensor
+        kept = (
+            old.label if old and old.tensor == tensor else slot.label
+        )  # of what is laid over another tensor, not that one's name
+        label = (source.label if source else "") or kept
         level = source.level if source else 1
         put(key, n, Content(n, label, tensor, level, False, part.shape, part.values))
 

@@ -125,14 +125,17 @@ def chunk_address(row: int, chunk: int, d: int, layout: str) -> int:
     """Where 16 bytes of a tile of 16-bit floats are: chunk number ``chunk`` of row ``row`` of a tile with d columns.
 
     ``plain``: one row after the other. ``padded``: each row is 16 bytes longer than its numbers. ``swizzled``: chunk c of row r is in
-    place c xor (r mod 8).
+    place c xor (r mod 8); where a row has fewer than eight chunks, the rows that fill 128 bytes together are swizzled alike.
 
     Raises:
-        ValueError: no such layout, or d is no multiple of 8 (of 64, where swizzled).
+        ValueError: no such layout, or a d that it cannot have.
     """
     if layout not in LAYOUTS:
         raise ValueError(f"layout={layout!r} is none of {', '.join(LAYOUTS)}")
-    if d % (64 if layout == "swizzled" else 8):
-        raise ValueError(f"d={d}: a {layout} row is a multiple of {64 if layout == 'swizzled' else 8} elements")
-    place = chunk ^ row % 8 if layout == "swizzled" else chunk
+    if d % 8 or (layout == "swizzled" and d % 64 and 64 % d):
+        raise ValueError(
+            f"d={d}: a {layout} row is a multiple of {'64 elements, or 8, 16 or 32' if layout == 'swizzled' else '8 elements'}"
+        )
+    chunks = min(d // 8, 8)
+    place = chunk ^ row // (8 // chunks) % chunks if layout == "swizzled" else chunk
     return row * (2 * d + CHUNK * (layout == "padded")) + CHUNK * place

@@ -23,8 +23,9 @@ def replay(recording, end):
         for part, (label, tensor, level) in copies:
             old = held.get(key(part.dst, move))
             slot = recording.slot(part.dst)
-            label = label or (old.label if old else slot.label)
-            held[key(part.dst, move)] = Content(n, label, tensor or slot.tensor, level, False, part.shape, part.values)
+            tensor = tensor or slot.tensor
+            label = label or (old.label if old and old.tensor == tensor else slot.label)
+            held[key(part.dst, move)] = Content(n, label, tensor, level, False, part.shape, part.values)
 
     for n, e in enumerate(recording.events[:end]):
         if isinstance(e, Move):

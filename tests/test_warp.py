@@ -53,8 +53,10 @@ def test_what_is_refused() -> None:
         wavefronts([0], 2)
     with pytest.raises(ValueError, match="layout='odd' is none of plain, padded, swizzled"):
         chunk_address(0, 0, 64, "odd")
-    with pytest.raises(ValueError, match="d=32: a swizzled row is a multiple of 64"):
-        chunk_address(0, 0, 32, "swizzled")
+    with pytest.raises(ValueError, match="d=48: a swizzled row is a multiple of 64 elements, or 8, 16 or 32"):
+        chunk_address(0, 0, 48, "swizzled")
+    with pytest.raises(ValueError, match="d=12: a plain row is a multiple of 8"):
+        chunk_address(0, 0, 12, "plain")
 
 
 # -- banks -----------------------------------------------------------------------------------------------------------------
@@ -100,7 +102,14 @@ def test_ldmatrix_on_the_three_layouts(d: int, layout: str) -> None:
         assert max(words_by_bank(read, 16)) == (8 if layout == "plain" else 1)
 
 
-@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize("d", [16, 32])
+def test_short_rows_are_swizzled_without_conflicts_too(d: int) -> None:
+    for chunk in range(d // 8):
+        assert wavefronts([chunk_address(row, chunk, d, "swizzled") for row in range(8)], 16) == 1
+        assert wavefronts([chunk_address(row, chunk, d, "plain") for row in range(8)], 16) == d // 8
+
+
+@pytest.mark.parametrize("d", [16, 32, 64, 128])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts_give_each_chunk_a_place_of_its_own(d: int, layout: str) -> None:
     places = [chunk_address(row, chunk, d, layout) for row in range(64) for chunk in range(d // 8)]

@@ -81,7 +81,12 @@ class FlashAttention2(Program):
         self.r = r = Recorder("flash_attention_2", self.params, keep=record, keep_values=keep_values)
         self.on_chip(r)
         self.in_hbm(r)
-        r.launch(self.kernel, (a.Tr, a.Q.shape[1], a.Q.shape[0]), (THREADS, 1, 1))
+        r.launch(self.kernel, self.grid, (THREADS, 1, 1))
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Blocks in x, y and z."""
+        return self.Tr, self.a.Q.shape[1], self.a.Q.shape[0]
 
     @property
     def params(self) -> dict[str, Param]:

@@ -32,8 +32,9 @@ DTYPES = ("float16", "bfloat16")
 EPSILON = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 """Half the distance between 1 and the next larger number: what rounding to the type changes at most, relative to the number."""
 STAGES = 2
-AHEAD = (4, 5)
-"""The rungs whose copies run ahead."""
+"""Tiles of K and of V that there is room for, from rung 4 on."""
+SWIZZLED = 2
+"""Rung 4's way to lay out a tile, of the three that it has."""
 
 
 def forward_ahead(fa: FlashAttention2Ahead) -> None:
@@ -92,6 +93,12 @@ class FlashAttention2Registers(FlashAttention2):
         given = [as_dtype(as_tile_array(name, x), self.dtype) for name, x in zip("QKV", (Q, K, V), strict=True)]
         options: dict[str, Any] = {"Br": Br, "Bc": Bc, "scale": scale, "causal": causal}
         super().__init__(*given, **options, record=record, keep_values=keep_values)
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Blocks in x, y and z; rung 5 numbers them by itself."""
+        grid = super().grid
+        return (int(np.prod(grid)), 1, 1) if self.rung.name == 5 else grid
 
     @property
     def params(self) -> dict[str, Param]:
@@ -184,16 +191,23 @@ class FlashAttention2Registers(FlashAttention2):
     @action("write Oi, Li")
     def store_o(self) -> None:
         """The one division, and the only writes to HBM: O = Oi / li in the inputs' type, and L = mi + ln li."""
-        i = self.i
-        O, L = normalise(self.rows_of(self.Oi), self.rows_of(self.mi), self.rows_of(self.li))
-        O = as_dtype(O, self.dtype)
+        O, L = self.divided()
         self.r.move(
             [self.Oi, self.li],
-            [self.O[self.head][i], self.L[self.head][i]],
+            [self.O[self.head][self.i], self.L[self.head][self.i]],
             values=[O, L],
             reads=[(self.Oi, self.li), (self.mi, self.li)],
         )
-        rows = slice(i * self.a.Br, i * self.a.Br + self.rows)
+        self.keep(O, L)
+
+    def divided(self) -> tuple[np.ndarray, np.ndarray]:
+        """O of the block's rows in the inputs' type, and L."""
+        O, L = normalise(self.rows_of(self.Oi), self.rows_of(self.mi), self.rows_of(self.li))
+        return as_dtype(O, self.dtype), L
+
+    def keep(self, O: np.ndarray, L: np.ndarray) -> None:
+        """The block's part of the result."""
+        rows = slice(self.i * self.a.Br, self.i * self.a.Br + self.rows)
         self.output[self.head][rows], self.logsumexp[self.head][rows] = O, L
 
     def bound(self) -> float:
@@ -242,6 +256,37 @@ class FlashAttention2Ahead(FlashAttention2Registers):
     store_o = FlashAttention2Registers.store_o
 
 
+class FlashAttention2Tuned(FlashAttention2Ahead):
+    """The actions of rung 5: those of rung 4, but that O leaves through shared memory."""
+
+    load_q = FlashAttention2Ahead.load_q
+    load_k = FlashAttention2Ahead.load_k
+    load_v = FlashAttention2Ahead.load_v
+    scores = FlashAttention2Ahead.scores
+    softmax = FlashAttention2Ahead.softmax
+    accumulate = FlashAttention2Ahead.accumulate
+
+    @action("write Oi, Li, by way of Qi")
+    def store_o(self) -> None:
+        """The division, then each warp lays its rows of O over those of Qi, which it alone reads, and writes them in long pieces."""
+        r = self.r
+        r.wait("Qi")
+        O, L = self.divided()
+        r.move(self.Oi, self.Qi, values=O, reads=(self.Oi, self.li))
+        r.barrier("warp", "the warp's rows of O are complete before its lanes read what others wrote")
+        r.move(
+            [self.Qi, self.li],
+            [self.O[self.head][self.i], self.L[self.head][self.i]],
+            [None, L],
+            [(self.Qi,), (self.mi, self.li)],
+        )
+        self.keep(O, L)
+
+
+KINDS: dict[int | str, type[FlashAttention2Registers]] = {4: FlashAttention2Ahead, 5: FlashAttention2Tuned}
+"""The actions of a rung, where they are not :class:`FlashAttention2Registers`."""
+
+
 def dtype_of(rung: ladder.Rung, dtype: str | None) -> str:
     """The type of Q, K, V and O on a rung.
 
@@ -283,8 +328,7 @@ def bound(a: Attention, rung: ladder.Rung, dtype: str) -> float:
 
 def program(Q: Any, K: Any, V: Any, *, rung: int | str, **options: Any) -> FlashAttention2Registers:
     """The actions of a rung on real tiles; ``options`` as for :class:`FlashAttention2Registers`."""
-    kind = FlashAttention2Ahead if rung in AHEAD else FlashAttention2Registers
-    return kind(Q, K, V, rung=rung, **options)
+    return KINDS.get(rung, FlashAttention2Registers)(Q, K, V, rung=rung, **options)
 
 
 def loops(fa: FlashAttention2Registers) -> None:
@@ -295,6 +339,16 @@ def loops(fa: FlashAttention2Registers) -> None:
         forward(fa)
 
 
+def shares(rung: int | str, Br: int, d: int) -> dict[str, int]:
+    """How the rows of a block are shared out among its warps, where the kernel leaves that open.
+
+    Rung 1 gives a warp a quarter of them, up to 8. Rung 5 gives it 32, or 16 where the copies of a row need more warps.
+    """
+    if rung == 1:
+        return {"Rows": max(n for n in range(1, 9) if Br % n == 0 and n <= max(1, Br // 4))}
+    return {"Warps": min(max(d // 32, Br // 32, 1), max(Br // 16, 1))} if rung == 5 else {}
+
+
 def launch_kernel(fa: FlashAttention2Registers, device: str = "gpu") -> tuple[np.ndarray, np.ndarray]:
     """O and L, as float32, from the kernel of the program's rung, launched on outputs filled with NaN.
 
@@ -303,7 +357,14 @@ def launch_kernel(fa: FlashAttention2Registers, device: str = "gpu") -> tuple[np
     """
     a, T = fa.a, fa.dtype
     whole = a.Nq % a.Br == 0 and a.Nk % a.Bc == 0
-    template = template_for(fa.kernel, {"Br": a.Br, "Bc": a.Bc, "D": a.d}, T, Causal=int(a.causal), Aligned=int(whole))
+    flags = {
+        **shares(fa.rung.name, a.Br, a.d),
+        "Causal": int(a.causal),
+        "Aligned": int(whole),
+        "Stages": fa.stages,
+        "Layout": SWIZZLED,
+    }
+    template = template_for(fa.kernel, {"Br": a.Br, "Bc": a.Bc, "D": a.d}, T, **flags)
     O, L = stored(np.zeros(a.Q.shape), T), np.empty(a.Q.shape[:3], np.float32)
     arrays = {"Q": stored(a.Q, T), "K": stored(a.K, T), "V": stored(a.V, T), "O": O, "L": L}
     numbers = {"Nq": a.Nq, "Nk": a.Nk, "scale": a.scale, "causal": a.causal, "Hq": a.Q.shape[1], "Hkv": a.K.shape[1]}

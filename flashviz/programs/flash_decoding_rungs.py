@@ -259,6 +259,21 @@ class FlashDecodingRung(FlashDecoding):
         return Run(O, L, self.r.recording(code) if code else None, "numpy", self.params)
 
 
+def warps_of(rung: int | str, Bc: int, d: int) -> int:
+    """Warps of a block: on rung 2 each has 16 keys of a tile, on rung 1 they share them, as many as 8, each at least d / 8 lanes a key.
+
+    Raises:
+        ValueError: such a tile cannot be shared out.
+    """
+    if rung == 2 and not Bc % 16:
+        return Bc // 16
+    groups = Bc * d // 256  # keys of a tile for each key that a warp reads at once
+    if rung == 1 and d in (8, 16, 32, 64, 128, 256) and groups and not Bc * d % 256:
+        return max(warps for warps in (1, 2, 4, 8) if not groups % warps)
+    wants = "a multiple of 16" if rung == 2 else "a multiple of 256 / d, with d a power of 2 up to 256"
+    raise ValueError(f"Bc={Bc}, d={d}: the kernel of decoding rung {rung} takes Bc as {wants}")
+
+
 def launch_kernel(fd: FlashDecodingRung, device: str = "gpu") -> tuple[np.ndarray, np.ndarray]:
     """O and L, as float32, from the kernel of the program's rung, launched on outputs filled with NaN.
 
@@ -271,7 +286,8 @@ def launch_kernel(fd: FlashDecodingRung, device: str = "gpu") -> tuple[np.ndarra
     arrays = {"Q": stored(a.Q, T), "K": stored(a.K, T), "V": stored(a.V, T), "O": O, "L": L, "Os": Os, "Ls": Ls}
     heads = {"Hq": a.Q.shape[1], "Hkv": a.K.shape[1], "splits": S}
     numbers = {"Nq": a.Nq, "Nk": a.Nk, "scale": a.scale, "causal": a.causal, "kv_len": a.keys, **heads}
-    launch(fd.rung.kernel, template_for(fd.rung.kernel, {"Bc": a.Bc, "D": a.d}, T), arrays | numbers, device)
+    template = template_for(fd.rung.kernel, {"Bc": a.Bc, "D": a.d}, T, Warps=warps_of(fd.rung.name, a.Bc, a.d))
+    launch(fd.rung.kernel, template, arrays | numbers, device)
     return loaded(O, T).reshape(a.given), L.reshape(a.given[:-1])
 
 
