@@ -2,7 +2,7 @@
 
     .venv/bin/python tools/budgets.py
 
-Compiles each file of kernels/ for sm_75, sm_80 and sm_90 (from its least architecture up), with tracing off and on, and fails on an error, a
+Compiles each file of kernels/ for sm_75, sm_80 and sm_90 (from its least architecture up, or for the one that it is for), with tracing off and on, and fails on an error, a
 spill, stack, or more registers or shared memory than BUDGETS allows. Then checks each file, all instantiations and shapes, on the
 processor. A new kernel states its budget here.
 """
@@ -61,12 +61,13 @@ def costs(file: str) -> tuple[list[str], list[str]]:
     sources = {function: find(file, function) for function in find(file).kernels}
     lines, wrong = [], []
     most: dict[tuple[str, str], int] = {}
-    for arch in ARCHS:
+    targets = dict.fromkeys(target for source in sources.values() for target in source.targets(ARCHS))
+    for arch in targets:
         for tracing, options in TRACING.items():
             of = {
                 source.signature.instance(values): (function, source.shared_bytes(values))
                 for function, source in sources.items()
-                if source.header.arch <= arch
+                if arch in source.targets(ARCHS)
                 for values in source.header.instances or ({},)
             }
             if not of:
@@ -104,7 +105,9 @@ def costs(file: str) -> tuple[list[str], list[str]]:
 
 
 def checked(file: str) -> tuple[str, bool]:
-    """What a check of one file says, and whether it is nothing."""
+    """What a check of one file says, and whether it is nothing; why there is none, where the processor cannot run the file."""
+    if reason := find(file).not_on_processor:
+        return f"{file}.cu: {reason}", True
     report = check(file, everything=True, limit=600)
     return str(report), report.ok
 
