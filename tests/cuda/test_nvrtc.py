@@ -1,8 +1,8 @@
 """The kernels compiled for real machines, with no GPU: skipped only where the NVRTC wheel is missing."""
 
 import pytest
-from budgets import BUDGETS
 
+from budgets import BUDGETS
 from flashviz.cuda import find
 from flashviz.cuda.nvrtc import Nvrtc, NvrtcMissingError, Problem
 from flashviz.cuda.sources import folders
