@@ -42,9 +42,24 @@ PREFILL: tuple[Rung, ...] = (
         "float32",
         {64: {"Br": 64, "Bc": 64}, 128: {"Br": 64, "Bc": 32}},
     ),
-    Rung(1, "flash_attention_2_warps", "a warp owns rows; the carries are in registers"),
-    Rung(2, "flash_attention_2_registers", "every number read from shared memory serves several products"),
-    Rung("tf32", "flash_attention_2_tf32", "tensor cores for float32: three TF32 products"),
+    Rung(
+        1,
+        "flash_attention_2_warps",
+        "a warp owns rows; the carries are in registers",
+        measured={64: {"Br": 64, "Bc": 64, "Rows": 8}, 128: {"Br": 64, "Bc": 64, "Rows": 8}},
+    ),
+    Rung(
+        2,
+        "flash_attention_2_registers",
+        "every number read from shared memory serves several products",
+        measured={64: {"Br": 128, "Bc": 64, "Rows": 8}, 128: {"Br": 256, "Bc": 32, "Rows": 8}},
+    ),
+    Rung(
+        "tf32",
+        "flash_attention_2_tf32",
+        "tensor cores for float32: three TF32 products",
+        measured={64: {"Br": 128, "Bc": 32, "Rows": 32}, 128: {"Br": 128, "Bc": 48, "Rows": 16}},
+    ),
     Rung(3, "flash_attention_2_mma", "16-bit inputs, tensor cores, scores stay in registers", "float16"),
     Rung(4, "flash_attention_2_async", "copies run while the tensor cores do; no bank conflicts", "float16"),
     Rung(

@@ -35,6 +35,9 @@ class Budget:
 BUDGETS = {
     "flash_attention_1": Budget(64, 72, 147_968),
     "flash_attention_2": Budget(64, 72, 147_968),
+    "flash_attention_2_warps": Budget(128, 136, 98_304),
+    "flash_attention_2_registers": Budget(255, 255, 200_192),
+    "flash_attention_2_tf32": Budget(255, 255, 126_720),
     "flash_attention_2_rope": Budget(64, 72, 147_968),
     "attention_library": Budget(64, 72, 147_968),
     "attention_short": Budget(64, 72, 147_968),
