@@ -256,8 +256,9 @@ __global__ void __launch_bounds__(32 * Warps, 1)
         const int e = 4 * (n * 32 * Warps + threadIdx.x);
         top[n] = Lowest;
         total[n] = sum[n][0] = sum[n][1] = sum[n][2] = sum[n][3] = 0.f;
+        if (e >= rows * D) continue;
 #pragma unroll 8
-        for (int i = 0; i < splits && e < rows * D; ++i) {     // unrolled, so that several are under way
+        for (int i = 0; i < splits; ++i) {         // unrolled, so that several are under way
             const float4 part = __ldcg(reinterpret_cast<const float4*>(Os + i * queries * D + e));
             const float m2 = fmaxf(Lowest, __ldcg(Ls + i * queries + e / D) * Log2e);
             const float o2[4] = {part.x, part.y, part.z, part.w};
