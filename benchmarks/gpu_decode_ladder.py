@@ -157,7 +157,8 @@ def first_rung(cupy: Any, template: Any, q: Any, sets: Any, splits: int) -> Any:
 def part_times(say: Any) -> dict[str, Any]:
     import cupy
 
-    copy, queue, rows, steps = gpu.copy_bandwidth(say), Queue(cupy), [], []
+    copy, queue = gpu.copy_bandwidth(say), Queue(cupy)
+    rows, steps, sizes = [], [], []
     try:
         import torch
     except ImportError:
@@ -175,9 +176,11 @@ def part_times(say: Any) -> dict[str, Any]:
                 )
                 if group == 1 and d == 128 and (B, n) in ((1, 131072), (16, 8192)):
                     steps += loads_in_flight(cupy, queue, q, sets)
+                if group == 8 and (B, n) in ((1, 4096), (1, 131072), (16, 8192)):
+                    sizes += block_sizes(cupy, queue, q, sets)
                 del sets, q
                 cupy.get_default_memory_pool().free_all_blocks()
-    return {"copy TB/s": copy, "rows": rows, "steps": steps}
+    return {"copy TB/s": copy, "rows": rows, "steps": steps, "sizes": sizes}
 
 
 def one_size(
@@ -238,6 +241,19 @@ def loads_in_flight(cupy: Any, queue: Queue, q: Any, sets: Any) -> list[dict[str
     return rows
 
 
+def block_sizes(cupy: Any, queue: Queue, q: Any, sets: Any) -> list[dict[str, Any]]:
+    """The heads rung with blocks of 4, 8 and 12 warps, for several numbers of splits."""
+    B, H, n, d = sets[0][0].shape
+    contenders = {}
+    for warps in (4, 8, 12):
+        for splits in (1,) if B > 1 else (8, 16):
+            template = {"T": "half", "Bc": 16 * warps, "D": d, "Warps": warps}
+            contenders[warps, splits] = launches(cupy, HEADS, template, q, sets, splits)[0]
+    found = queue.medians(contenders, 6 if B > 1 else 16)
+    rate = 4 * B * H * n * d / 1e9
+    return [{"d": d, "B": B, "N": n, "warps": w, "splits": s, "TB/s": rate / ms} for (w, s), ms in found.items()]
+
+
 def times_table(times: dict[str, Any]) -> list[str]:
     names = ("cuDNN", "rung 1", "rung 2")
     lines = ["", f"Device copy {times['copy TB/s']:.2f} TB/s. TB/s of K and V, queued calls.", ""]
@@ -260,7 +276,13 @@ def times_table(times: dict[str, Any]) -> list[str]:
     lines += ["", "Rung 0, float32, twice the bytes:", ""]
     lines += [f"- d = {r['d']}, N = {r['N']}: {r['rung 0 us']:.0f} us, {r['rung 0 TB/s']:.2f} TB/s" for r in below]
     lines += ["", "| loads of K and of V in flight | d, B, N | TB/s |", "| --- | --- | --- |"]
-    return lines + [f"| {r['loads']} | {r['d']}, {r['B']}, {r['N']} | {r['TB/s']:.2f} |" for r in times["steps"]]
+    lines += [f"| {r['loads']} | {r['d']}, {r['B']}, {r['N']} | {r['TB/s']:.2f} |" for r in times["steps"]]
+    lines += ["", "| rung 2, d, B, N | warps | splits | TB/s |", "| --- | --- | --- | --- |"]
+    keys = ("warps", "splits")
+    return lines + [
+        f"| {r['d']}, {r['B']}, {r['N']} | {' | '.join(str(r[key]) for key in keys)} | {r['TB/s']:.2f} |"
+        for r in times["sizes"]
+    ]
 
 
 METRICS = {
