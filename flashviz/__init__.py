@@ -30,8 +30,8 @@ _WHERE = {
     "FlashAttention1": "programs.flash_attention_1",
     "flash_attention_2": "programs.flash_attention_2",
     "FlashAttention2": "programs.flash_attention_2",
-    "FlashAttention2Registers": "programs.flash_attention_2_rungs",
-    "FlashAttention2Ahead": "programs.flash_attention_2_rungs",
+    "FlashAttention2Registers": "programs.flash_attention_2_registers",
+    "FlashAttention2Ahead": "programs.flash_attention_2_ahead",
     "flash_attention_2_rope": "programs.flash_attention_2_rope",
     "FlashAttention2Rope": "programs.flash_attention_2_rope",
     "flash_decoding": "programs.flash_decoding",
@@ -67,6 +67,8 @@ _WHERE = {
     "compare": "comparison",
     "traffic_plot": "view.traffic",
     "mask_plot": "view.masks",
+    "autotune": "tuning",
+    "autotune_plot": "view.tuning",
     "fragments": "view.fragments",
     "banks": "view.banks",
     "code_diff": "view.diff",
@@ -102,10 +104,10 @@ if TYPE_CHECKING:
     from flashviz.programs.flash_attention_1 import flash_attention_1 as flash_attention_1
     from flashviz.programs.flash_attention_2 import FlashAttention2 as FlashAttention2
     from flashviz.programs.flash_attention_2 import flash_attention_2 as flash_attention_2
+    from flashviz.programs.flash_attention_2_ahead import FlashAttention2Ahead as FlashAttention2Ahead
+    from flashviz.programs.flash_attention_2_registers import FlashAttention2Registers as FlashAttention2Registers
     from flashviz.programs.flash_attention_2_rope import FlashAttention2Rope as FlashAttention2Rope
     from flashviz.programs.flash_attention_2_rope import flash_attention_2_rope as flash_attention_2_rope
-    from flashviz.programs.flash_attention_2_rungs import FlashAttention2Ahead as FlashAttention2Ahead
-    from flashviz.programs.flash_attention_2_rungs import FlashAttention2Registers as FlashAttention2Registers
     from flashviz.programs.flash_decoding import FlashDecoding as FlashDecoding
     from flashviz.programs.flash_decoding import flash_decoding as flash_decoding
     from flashviz.programs.online_softmax import OnlineSoftmax as OnlineSoftmax
@@ -124,6 +126,7 @@ if TYPE_CHECKING:
     from flashviz.slots import Block as Block
     from flashviz.slots import Slot as Slot
     from flashviz.slots import Values as Values
+    from flashviz.tuning import autotune as autotune
     from flashviz.view.banks import banks as banks
     from flashviz.view.diff import code_diff as code_diff
     from flashviz.view.export import save as save
@@ -135,6 +138,7 @@ if TYPE_CHECKING:
     from flashviz.view.storyboard import storyboard as storyboard
     from flashviz.view.timeline import timeline as timeline
     from flashviz.view.traffic import traffic_plot as traffic_plot
+    from flashviz.view.tuning import autotune_plot as autotune_plot
     from flashviz.warp import fragment as fragment
     from flashviz.warp import wavefronts as wavefronts
 

@@ -32,6 +32,7 @@ LEVEL = {
     "comparison": 4,
     "explorer": 4,
     "doctor": 4,
+    "tuning": 4,
     "lab": 4,
     "cli": 4,
     "__main__": 4,

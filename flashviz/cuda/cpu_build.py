@@ -101,8 +101,10 @@ def require_compiler() -> Compiler:
     return found
 
 
-def cache_folder() -> Path:
-    """Where compiled kernels are kept: FLASHVIZ_CACHE, else the user's cache folder; a temporary one where neither can be written."""
+def cache_folder(part: str = "cpu") -> Path:
+    """Where compiled kernels, or another ``part``, are kept: in FLASHVIZ_CACHE, else in the user's cache folder; in a temporary one where
+    neither can be written.
+    """
     given = os.environ.get(CACHE_VARIABLE)
     if given:
         folder = Path(given)
@@ -112,7 +114,7 @@ def cache_folder() -> Path:
         folder = Path.home() / "Library" / "Caches" / "flashviz"
     else:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flashviz"
-    folder = folder / "cpu"
+    folder = folder / part
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if os.access(folder, os.W_OK):

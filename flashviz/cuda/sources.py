@@ -3,7 +3,7 @@
 A kernel file is the only place that says how it is launched. `find` reads from it
 
 * the header block, comment lines `// @word ...`: kernel, paper, grid, block, arch, instead, blocks, array, map, inout, default, require,
-  instance, shape;
+  instance, shape, tune;
 * the signature of the `__global__` function that `@kernel` names;
 * the shared-memory parts, lines `carve.tile<rows, columns>("name")` and `carve.vector<length>("name")`, of floats, or of a type that is
   named first, `carve.tile<half, rows, columns>("name")`, which may be a template parameter;
@@ -31,7 +31,7 @@ from flashviz.cuda.tensor_maps import MapLine, parse_map
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _SINGLE = ("paper", "grid", "block", "arch", "blocks", "instead")
-_MANY = ("array", "map", "inout", "default", "require", "instance", "shape")
+_MANY = ("array", "map", "inout", "default", "require", "instance", "shape", "tune")
 _COMMENT = re.compile(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|//[^\n]*|/\*.*?\*/', re.S)
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"[^\n]*$', re.M)
 _TRACE = re.compile(r"^[ \t]*TRACE\(\s*(\w+)\s*,", re.M)
@@ -66,6 +66,7 @@ class Header:
     defaults: Mapping[str, str] = field(default_factory=dict)
     requires: tuple[str, ...] = ()
     instances: tuple[TemplateValues, ...] = ()
+    tunes: tuple[Mapping[str, tuple[int, ...]], ...] = ()
     shapes: tuple[Mapping[str, int], ...] = ()
 
 
@@ -338,6 +339,7 @@ def _header(kernel: str, common: list[tuple[str, str]], own: list[tuple[str, str
         defaults=defaults,
         requires=tuple(many["require"]),
         instances=tuple(_instance(value) for value in many["instance"]),
+        tunes=tuple(_choices(value) for value in many["tune"]),
         shapes=tuple(_assignments(value) for value in many["shape"]),
     )
 
@@ -352,6 +354,15 @@ def _split(text: str) -> tuple[str, ...]:
         else:
             pieces[-1] += character
     return tuple(piece.strip() for piece in pieces if piece.strip())
+
+
+def _choices(text: str) -> dict[str, tuple[int, ...]]:
+    """``Br=64,128 Bc=32`` as a dict of what is tried for each name."""
+    try:
+        pairs = (piece.split("=") for piece in text.split())
+        return {name: tuple(int(value) for value in values.split(",")) for name, values in pairs}
+    except ValueError:
+        raise ValueError(f"@tune {text}: expected NAME=NUMBER,NUMBER,..., separated by blanks") from None
 
 
 def _instance(text: str) -> dict[str, int | str]:
