@@ -305,6 +305,18 @@ class FlashDecoding(Program):
         return Run(O, L, recording, "numpy", self.params)
 
 
+def enough_splits(q: Any, K: Any, Bc: int, kv_len: int | None, rung: int | str, device: str) -> int:
+    """Splits that keep this machine's GPU busy, 4 where the run is not on a GPU."""
+    from flashviz import cuda
+
+    if device not in ("auto", "gpu") or not cuda.status().usable:
+        return 4
+    queries, keys = ((1, 1, *np.shape(x)) for x in (q, K))
+    blocks = int(np.prod(queries[-4:-1] if rung == 1 else keys[-4:-2]))
+    used = keys[-2] if kv_len is None else kv_len
+    return cuda.choose_splits(blocks, used, cuda.status().multiprocessors, Bc)
+
+
 def launch_kernels(fd: FlashDecoding, device: str = "gpu") -> tuple[np.ndarray, np.ndarray]:
     """O and L from ``kernels/flash_decoding.cu``: both kernels, on outputs filled with NaN.
 
@@ -330,7 +342,7 @@ def flash_decoding(
     K: Any,
     V: Any,
     *,
-    splits: int = 4,
+    splits: int | None = 4,
     Bc: int = 4,
     scale: float | None = None,
     causal: bool = False,
@@ -354,6 +366,7 @@ def flash_decoding(
         K, V: keys and values [Nk, d], [Hkv, Nk, d] or [B, Hkv, Nk, d]; Hkv divides H.
         splits: blocks that share the keys of one head. Each takes ceil(Tc / splits) whole tiles of the
             Tc = ceil(Nk / Bc); the last ones may get fewer, or none: they write O = 0 and L = -inf and weigh nothing.
+            None: as many as keep this GPU busy (:func:`flashviz.cuda.choose_splits`), 4 where there is none.
         Bc: rows of a K, V tile; the last tile may be shorter.
         scale: factor of the scores, 1/√d when not given.
         causal: query i sees keys j ≤ i + Nk - Nq; a row that sees no key gets O = 0 and L = -inf.
@@ -381,6 +394,8 @@ def flash_decoding(
     >>> flash_decoding(q, K, K, splits=2, device="numpy")
     Run(O (1, 4), L (1,), device='numpy', 21 steps)
     """
+    if splits is None:
+        splits = enough_splits(q, K, positive("Bc", Bc), kv_len, rung, device)
     options: dict[str, Any] = {"splits": splits, "Bc": Bc, "scale": scale, "causal": causal, "kv_len": kv_len}
     limits = {"mask": mask, "window": window}
     if rung != 0 or dtype is not None:

@@ -17,7 +17,7 @@ from flashviz.events import Source
 from flashviz.programs.attention import Attention, as_tile_array, positive
 from flashviz.programs.base import Run, action
 from flashviz.programs.device import choose_device, kernel_source
-from flashviz.programs.flash_attention_2_rungs import bound, dtype_of
+from flashviz.programs.flash_attention_2_registers import bound, dtype_of
 from flashviz.programs.flash_decoding import FlashDecoding
 from flashviz.programs.replay import run_kernel
 from flashviz.programs.rung_kernels import launch, loaded, stored, template_for

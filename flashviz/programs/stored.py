@@ -79,7 +79,8 @@ def example(
     """
     module = importlib.import_module(f"flashviz.programs.{algorithm}")
     kinds = [v for v in vars(module).values() if isinstance(v, type) and issubclass(v, Program)]
-    kind: Any = next(k for k in kinds if k.__module__ == module.__name__)
+    own = next((k for k in kinds if k.__module__ == module.__name__), None)
+    kind: Any = own or module.program  # a ladder's module has a function instead, which takes the rung
     shapes: list[tuple[int, ...]]
     if "R" in sizes:
         shapes = [(sizes["R"], sizes["N"]), *([(sizes["N"], sizes["D"])] if sizes.get("D") else [])]

@@ -17,6 +17,7 @@ import flashviz as fv
 from flashviz import cuda, ladder
 from flashviz.cuda import cpu
 from flashviz.events import Barrier
+from flashviz.programs import flash_decoding
 from flashviz.programs import flash_decoding_rungs as rungs
 from flashviz.programs.claims import observe
 from flashviz.programs.replay import replay
@@ -83,6 +84,22 @@ def test_one_split_leaves_no_partials():
     run = fv.flash_decoding(*inputs(1, 1, 20, (2, 2)), rung=1, splits=1, device="numpy")
     assert not [s for s in run.recording.slots if s.tensor in ("Os", "Ls")]
     assert {a for s in run.recording.steps for a in s.actions} & {"store_partial", "load_partials"} == set()
+
+
+def test_splits_that_keep_a_gpu_busy(monkeypatch):
+    class Status:
+        usable, multiprocessors = True, 132
+
+    shapes = [(2, 8, 1, 64), (2, 2, 4096, 64)]
+    q, K = (np.broadcast_to(np.float32(0), shape) for shape in shapes)
+    assert flash_decoding.enough_splits(q, K, 64, None, 1, "numpy") == 4
+    monkeypatch.setattr(cuda, "status", Status)
+    for rung, blocks in ((0, 4), (1, 16), (2, 4)):
+        found = flash_decoding.enough_splits(q, K, 64, 4000, rung, "auto")
+        assert found == cuda.choose_splits(blocks, 4000, 132, 64) > 1
+    assert flash_decoding.enough_splits(q[0], K[0], 64, None, 2, "gpu") == cuda.choose_splits(2, 4096, 132, 64)
+    monkeypatch.undo()
+    assert fv.flash_decoding(q, K[:, :, :64], K[:, :, :64], splits=None, device="numpy").params["splits"] == 4
 
 
 def test_what_is_refused():

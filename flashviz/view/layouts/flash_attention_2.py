@@ -7,7 +7,7 @@ from flashviz.recording import Recording
 from flashviz.slots import Block
 from flashviz.view.layout import Layout, bands
 
-ORDER = ("Q", "K", "S", "V", "m", "l", "O")
+ORDER = ("Q", "K", "S", "P", "V", "m", "l", "O")
 """Left to right, by what a slot holds; Kj and Vj may have several buffers."""
 
 
@@ -20,8 +20,8 @@ def layout(recording: Recording, block: Block, launch: int = 0) -> Layout:
         launch,
         columns=["Q", "K", "V", "O", "L"],
         slots=[s.name for s in sorted(slots, key=lambda s: ORDER.index(s.tensor))],
-        widths={"L": 0.25, "mi": 0.25, "li": 0.25, "Sij": 1.2},
-        cells=["Sij"],
+        widths={"L": 0.25, "mi": 0.25, "li": 0.25, "Sij": 1.2, "Pij": 1.2},
+        cells=["Sij", *(s.name for s in slots if s.name == "Pij")],
         kv=("K", "V"),
         map_tiles=True,
     )
