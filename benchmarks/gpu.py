@@ -104,18 +104,28 @@ def attention(
 
 
 def compare(
-    O: Any, L: Any, Q: Any, K: Any, V: Any, scale: float | None, causal: bool, limits: tuple[int, ...] = ()
+    O: Any,
+    L: Any,
+    Q: Any,
+    K: Any,
+    V: Any,
+    scale: float | None,
+    causal: bool,
+    limits: tuple[int, ...] = (),
+    *,
+    slack: float = 1,
 ) -> tuple[float, float]:
-    """Errors of O and L as fractions of the bound; AssertionError for a NaN, or an infinity that is not the oracle's."""
+    """Errors of O and L as fractions of ``slack`` bounds; AssertionError for a NaN, or an infinity that is not the oracle's."""
+    bound = slack * BOUND
     want_O, want_L = oracle(Q, K, V, 1 / np.sqrt(Q.shape[-1]) if scale is None else scale, causal, *limits)
     assert np.isfinite(O).all(), f"O holds {np.count_nonzero(~np.isfinite(O))} values that are not finite"
     none = np.isneginf(want_L)
     assert (np.isneginf(L) == none).all(), "L is not -inf exactly where a row sees no key"
     assert not np.isnan(L).any(), "L holds NaN"
     assert (O[none] == 0).all(), "O is not 0 where a row sees no key"
-    error_O = np.abs(O - want_O).max() / (BOUND * max(1.0, float(np.nanmax(np.abs(V), initial=0))))
+    error_O = np.abs(O - want_O).max() / (bound * max(1.0, float(np.nanmax(np.abs(V), initial=0))))
     L, want_L = L[~none], want_L[~none]
-    error_L = (np.abs(L - want_L) / (BOUND * np.maximum(1.0, np.abs(want_L)))).max(initial=0.0)
+    error_L = (np.abs(L - want_L) / (bound * np.maximum(1.0, np.abs(want_L)))).max(initial=0.0)
     assert error_O <= 1, f"O is off by {error_O:.2f} times the bound"
     assert error_L <= 1, f"L is off by {error_L:.2f} times the bound"
     return float(error_O), float(error_L)
