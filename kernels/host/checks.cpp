@@ -190,7 +190,7 @@ static void log_access(int array, size_t offset, size_t bytes, size_t size, How 
     const Fiber& f = *self;
     const uint32_t block = (block_index.z * grid_size.y + block_index.y) * grid_size.x + block_index.x;
     for (size_t element = offset / size; element * size < offset + bytes; ++element)
-        for (int both = how == ATOMIC ? 0 : how != READ; both <= (how != READ); ++both) {
+        for (int both = how == ATOMIC ? 0 : writes(how); both <= writes(how); ++both) {
             if (log_count++ >= log_room) continue;
             log_records[log_count - 1] = {block, f.actions, (uint16_t)f.linear, f.action, f.first, f.second, (int16_t)array, f.tiles, (uint8_t)both, (int64_t)element};
         }
@@ -238,7 +238,7 @@ static void buffer_access(Buffer& b, const char* p, size_t bytes, bool write, co
 }
 
 static Touch now_at(int32_t pc, uint32_t chain, How how) {
-    return {pc, chain, epoch, warp_epoch[self->warp], (uint16_t)self->linear, how == ATOMIC, how};
+    return {pc, chain, epoch, warp_epoch[self->warp] - (how == READ_TOGETHER), (uint16_t)self->linear, how == ATOMIC, how};
 }
 void copy_ends(const void* p, size_t bytes, int32_t pc, uint32_t chain) {
     shared_access((size_t)((const char*)p - arena), bytes, true, now_at(pc, chain, COPY_ENDS));
@@ -247,7 +247,7 @@ void access(const void* where, size_t bytes, How how, const void* pc) {
     const char* p = static_cast<const char*>(where);
     self->pc = pc;
     if (on_stack(self->context, p)) return;
-    const bool write = how != READ;
+    const bool write = writes(how);
     const Touch now = now_at(offset_of(pc), self->chain, how);
     const size_t offset = (size_t)(p - arena);
     if (offset < ARENA) return shared_access(offset, bytes, write, now);

@@ -87,8 +87,10 @@ struct Access {
 };
 constexpr uint16_t NO_ACTION = 0xffff;
 
-// One memory access as a cell remembers it. An asynchronous copy writes twice: when it begins and when it is waited for.
-enum How : uint8_t { READ, WRITE, ATOMIC, COPY_BEGINS, COPY_ENDS };
+// One memory access as a cell remembers it. An asynchronous copy writes twice: when it begins and when it is waited for. What a warp reads
+// together (ldmatrix) is read before any of its lanes goes on: a later write of the same warp is no race.
+enum How : uint8_t { READ, READ_TOGETHER, WRITE, ATOMIC, COPY_BEGINS, COPY_ENDS };
+inline bool writes(How how) { return how >= WRITE; }
 struct Touch {
     int32_t pc;      // offset from the anchor
     uint32_t chain;  // of calls that led there

@@ -22,11 +22,25 @@ static uint16_t part(unsigned pair, int which) { return (uint16_t)(which ? pair 
 // ---- ldmatrix ----
 
 struct Row {
-    uint16_t elements[8];  // of the row whose address the lane gave
-    bool transposed;
+    const char* from;      // the row whose address the lane gave
+    uint16_t elements[8];
+    const void* pc;
+    bool transposed, checked;
 };
+// Reads all rows at once, when every lane has come; each read is its lane's own.
+static void read_rows(void* const in[32]) {
+    Fiber* const last = self;
+    for (int lane = 0; lane < 32; ++lane) {
+        Row& r = *static_cast<Row*>(in[lane]);
+        self = &fibers[last->warp * 32 + lane];
+        if (r.checked) access(r.from, 16, READ_TOGETHER, r.pc);
+        memcpy(r.elements, r.from, 16);
+    }
+    self = last;
+}
 static void deal(void* const in[32], void* const out[32], unsigned) {
     if (!all_here(in)) return;
+    read_rows(in);
     const bool transposed = static_cast<Row*>(in[0])->transposed;
     for (int lane = 0; lane < 32; ++lane)
         for (int matrix = 0; matrix < 4; ++matrix) {
@@ -40,11 +54,7 @@ static void deal(void* const in[32], void* const out[32], unsigned) {
         }
 }
 void load_matrices(unsigned* registers, unsigned row, bool transposed, const char* what, const void* pc, const char* file, int line) {
-    Row mine;
-    mine.transposed = transposed;
-    const char* from = shared_place(row, 16, false, pc);
-    if (checking) access(from, 16, READ, pc);
-    memcpy(mine.elements, from, 16);
+    Row mine = {shared_place(row, 16, false, pc), {}, pc, transposed, checking};
     exchange(EVERY_LANE, &mine, registers, deal, what, file, line);
 }
 

@@ -185,6 +185,7 @@ WHOLE = "ldmatrix_x4(a, shared_address(tile[lane]));"
         (WHOLE, "if (lane < 31) ldmatrix_x4(a, shared_address(tile[lane]));", "warp", "ldmatrix_x4(a"),
         (WHOLE, "ldmatrix_x4(a, 0x80000000u + lane * 16);", "wild", "ldmatrix_x4(a"),
         ("    __syncwarp();  ", "    ;  ", "race", "*(float4*)(z"),
+        (WHOLE, "*(uint4*)tile[lane] = *(const uint4*)(x + lane * 8);\n    ldmatrix_x4(a, shared_address(tile[lane ^ 1]));", "race", "ldmatrix_x4(a"),
         ("mma_m16n8k16<T>(d, a, a[0], a[1]);", "if (lane != 5) mma_m16n8k16<T>(d, a, a[0], a[1]);", "warp", "mma_m16n8k16<T>"),
         ("mma_m16n8k16<T>(d, a,", "if (lane == 9) return;\n    mma_m16n8k16<T>(d, a,", "warp", "mma_m16n8k16<T>"),
         ("mma_m16n8k16<T>(d, a, a[0], a[1]);", "if (lane & 1) mma_m16n8k16<T>(d, a, 0, 0);\n    else mma_m16n8k16<T>(d, a, 1, 1);", "warp", "mma_m16n8k16<T>(d, a, "),
@@ -201,6 +202,26 @@ def test_faults_of_warps(old: str, new: str, kind: str, words: str) -> None:
     for finding in findings:
         assert {first, first + 1} & {line for places in finding.places for name, line in places if name == "kernel.cu"}
     assert findings
+
+
+def test_what_a_warp_has_read_together_any_of_its_lanes_may_overwrite() -> None:
+    """But not another warp's, and not what a lane reads alone."""
+    store = "unsigned short* const next = &tile[lane ^ 1][0].bits;\n    *next = 0;"
+    assert found(CHUNKS, WHOLE, f"{WHOLE}\n    {store}") == []
+    two = CHUNKS.replace("// @block 32", "// @block 64").replace(
+        "const int lane = threadIdx.x;", "const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;"
+    )
+    two = two.replace("    *(uint4*)tile[lane] =", "    if (!warp) *(uint4*)tile[lane] =").replace(
+        "    *(float4*)words[lane] =", "    if (!warp) *(float4*)words[lane] ="
+    )
+    two = (
+        two.replace("    __syncwarp(); ", "    __syncthreads(); ")
+        .replace("    for (int i = 0", "    if (!warp) for (int i = 0")
+        .replace("    *(float4*)(z", "    if (!warp) *(float4*)(z")
+    )
+    assert found(two) == []
+    late = found(two, WHOLE, f"{WHOLE}\n    if (warp) *(unsigned*)&tile[lane][0] = 0;")
+    assert {(finding.kind, finding.array) for finding in late} == {("race", "tile")}
 
 
 def test_the_lane_that_gave_the_address_is_named() -> None:

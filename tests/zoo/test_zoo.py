@@ -21,6 +21,8 @@ SAMPLE = {
     "no tail mask on O",
     "heads that share O",
     "half of the lanes shuffle",
+    "a wait for all groups but one",
+    "half a row of 16 bytes further",
 }
 
 
