@@ -47,6 +47,9 @@
 // @instance  T=half Bc=64 D=128 Warps=4
 // @instance  T=bfloat16 Bc=128 D=64 Warps=8
 // @instance  T=bfloat16 Bc=64 D=128 Warps=4
+// @tune      Bc=64 Warps=4
+// @tune      Bc=128 Warps=8
+// @tune      Bc=192 Warps=12
 // @shape     B=1 Hq=8 Hkv=1 Nq=1 Nk=257 causal=0 splits=2
 // @shape     B=2 Hq=3 Hkv=1 Nq=2 Nk=70 causal=1 splits=3
 // @shape     B=1 Hq=2 Hkv=2 Nq=5 Nk=3 causal=1 splits=2

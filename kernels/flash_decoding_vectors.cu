@@ -44,6 +44,9 @@
 // @instance  T=half Bc=128 D=128 Warps=8
 // @instance  T=bfloat16 Bc=256 D=64 Warps=8
 // @instance  T=bfloat16 Bc=128 D=128 Warps=8
+// @tune      Bc=64,128 Warps=4
+// @tune      Bc=64,128,256 Warps=8
+// @tune      Bc=128,256 Warps=16
 // @shape     B=1 Hq=1 Hkv=1 Nq=1 Nk=257 causal=0 splits=2
 // @shape     B=2 Hq=3 Hkv=1 Nq=2 Nk=70 causal=1 splits=3
 // @shape     B=1 Hq=2 Hkv=2 Nq=5 Nk=3 causal=1 splits=2
