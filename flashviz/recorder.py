@@ -326,11 +326,17 @@ class Recorder:
     # -- what is done ----------------------------------------------------------------------------------------------
 
     def read(self, slot: SlotLike) -> np.ndarray:
-        """What a slot holds, as a read-only array: NaN, and a finding, where nothing was written."""
+        """What a slot holds, as a read-only array: NaN, and a finding, where nothing was written or a copy is under way."""
         s = self._slot(slot)
-        held = self._memory.get(self._key(s))
+        key = self._key(s)
+        held = self._memory.get(key)
+        arriving = [group for group, moves in self._pending.items() if any(to == key for to, _, _ in moves)]
+        if arriving:
+            what = f"{s.name} was read while a copy into it was under way: nobody had waited for {arriving[0]!r}"
+            self._find("read-arriving", s, what)
+            return np.full(s.shape if held is None else held.shape, np.nan, dtype="float32")
         if held is None:
-            self._find(s, f"{s.name} was read before anything was written to it")
+            self._find("read-empty", s, f"{s.name} was read before anything was written to it")
             return np.full(s.shape, np.nan, dtype="float32")
         view: np.ndarray = held.view()
         view.flags.writeable = False
@@ -494,11 +500,11 @@ class Recorder:
     def _values(self, array: np.ndarray, dtype: str) -> Values | None:
         return Values.of(array, dtype) if self._keep is not False and array.size <= self._keep_values else None
 
-    def _find(self, slot: Slot, message: str) -> None:
+    def _find(self, kind: str, slot: Slot, message: str) -> None:
         if not self.recording_now:
             return
         step = max(len(self._steps) - 1, 0)
-        self._findings.append(Finding("read-empty", slot.name, self._launch, self._block, step, message))
+        self._findings.append(Finding(kind, slot.name, self._launch, self._block, step, message))
 
     def _emit(self, event: Event) -> None:
         if not self.recording_now:

@@ -278,14 +278,20 @@ def test_a_barrier_between_steps_belongs_to_the_step_before(r):
 
 
 def test_asynchronous_moves_are_read_only_after_their_wait(r):
+    """Until then nobody knows what lies there: what was there before may be half overwritten."""
     with r.step("issue"):
         r.init("a", 7)
+        r.init("b", 7)
         r.move("x0", "a", group="g", stage=1)
-        assert r.read("a").tolist() == [7, 7, 7]
-        r.wait("other")
-        assert r.read("a").tolist() == [7, 7, 7]
+        for group in ("other", "more"):
+            assert np.isnan(r.read("a")).tolist() == [True] * 3
+            r.wait(group)
+        assert r.read("b").tolist() == [7, 7, 7]
         r.wait("g")
         assert r.read("a").tolist() == [0, 1, 2]
+    found = r.recording().findings
+    assert [(f.kind, f.slot, f.step) for f in found] == [("read-arriving", "a", 2)] * 2
+    assert found[0].message == "a was read while a copy into it was under way: nobody had waited for 'g'"
     move = next(e for e in r.recording().events if isinstance(e, Move))
     assert (move.asynchronous, move.stage, move.group) == (True, 1, "g")
 

@@ -18,7 +18,7 @@ from flashviz.recording import Recording
 from flashviz.view.draw import HEIGHT, WIDTH
 from flashviz.view.facts import hues_of, layout_for, levels_of, own_hues
 from flashviz.view.numbers import rows_of
-from flashviz.view.palette import HUES, OUTLINE, STALE, Hue, fill_of
+from flashviz.view.palette import GROUND, HATCH, HUES, OUTLINE, STALE, Hue, fill_of
 from flashviz.view.svg import css_id
 from flashviz.view.timeline import Strip
 
@@ -257,6 +257,9 @@ def legend_html(recording: Recording) -> str:
         chips.append(_chip(ground, hue.outline, hue.meaning or slot.tensor))
     if any(getattr(e, "role", "") == "stale" for e in recording.events):
         chips.append(_chip(STALE, OUTLINE, "stale: computed from an earlier tile"))
+    if any(getattr(e, "asynchronous", False) for e in recording.events):
+        stripes = f"repeating-linear-gradient(45deg,{GROUND} 0 3px,{HATCH} 3px 4px)"
+        chips.append(_chip(stripes, OUTLINE, "on its way: asked for, not waited for yet"))
     return f'<div class="fv-legend" role="note" aria-label="legend">{"".join(chips)}</div>'
 
 

@@ -140,6 +140,27 @@ def test_copies_run_one_tile_ahead_into_two_buffers(name):
     assert recording.content(late, "Kj[0]").label == "K0"  # until K2 is waited for
 
 
+def test_a_buffer_that_is_asked_for_too_early_is_found():
+    """Two tiles ahead, with room for two: tile 2 comes into the buffer of tile 0 before tile 0 was used."""
+    fa = fv.FlashAttention2Ahead(*inputs(3, 4, 12, 4, (1, 1)), rung=4, Br=4, Bc=4)
+    fa.begin(0)
+    fa.load_q()
+    for j in range(3):
+        fa.load_k(j)
+        fa.load_v(j)
+    for j in range(3):
+        fa.scores(j)
+        fa.softmax(j)
+        fa.accumulate(j)
+    fa.store_o()
+    run = fa.run()
+    assert np.isnan(run.O).all()
+    assert [(f.kind, f.slot) for f in run.recording.findings][:2] == [
+        ("read-arriving", "Kj[0]"),
+        ("read-arriving", "Vj[0]"),
+    ]
+
+
 def test_a_rung_gives_the_recording_of_rung_0_but_for_where_things_are():
     """The same algorithm: each of its steps reads and writes the same slots."""
     done = [

@@ -15,6 +15,7 @@ from flashviz.recording import Recording
 from flashviz.view.facts import flights_of, layout_for
 from flashviz.view.layers import layers_of
 from flashviz.view.palette import GROUND, HUES
+from flashviz.view.panel import legend_html
 from flashviz.view.scene import scene
 from flashviz.view.shapes import Rect, Text
 
@@ -140,3 +141,9 @@ def test_a_copy_that_nobody_waits_for_never_arrives() -> None:
     (flight,) = flights_of(recording)[recording.key("b", 0, recording.steps[-1].block)]
     assert flight.landed == len(recording.events)
     assert shown(recording, len(recording.steps) - 1, "b")[1].hatched
+
+
+def test_the_legend_names_what_is_on_its_way() -> None:
+    assert "on its way: asked for, not waited for yet" in legend_html(recorded(4))
+    assert "on its way" not in legend_html(recorded(3))
+    assert "scores S" in legend_html(recorded(4))
