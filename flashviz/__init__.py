@@ -69,6 +69,8 @@ _WHERE = {
     "mask_plot": "view.masks",
     "autotune": "tuning",
     "autotune_plot": "view.tuning",
+    "bench": "benchmark",
+    "ladder_plot": "view.ladder",
     "fragments": "view.fragments",
     "banks": "view.banks",
     "code_diff": "view.diff",
@@ -82,6 +84,7 @@ _WHERE = {
 __all__ = ["__version__", *sorted(_WHERE)]
 
 if TYPE_CHECKING:
+    from flashviz.benchmark import bench as bench
     from flashviz.bfloat16 import from_bfloat16 as from_bfloat16
     from flashviz.bfloat16 import to_bfloat16 as to_bfloat16
     from flashviz.checks.kernels import check as check
@@ -131,6 +134,7 @@ if TYPE_CHECKING:
     from flashviz.view.diff import code_diff as code_diff
     from flashviz.view.export import save as save
     from flashviz.view.fragments import fragments as fragments
+    from flashviz.view.ladder import ladder_plot as ladder_plot
     from flashviz.view.masks import mask_plot as mask_plot
     from flashviz.view.page import page as page
     from flashviz.view.scene import scene as scene

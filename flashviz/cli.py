@@ -1,4 +1,5 @@
-"""The command `flashviz`: `lab` opens the chapters, `doctor` says what this machine can run, `check` what is wrong with a kernel.
+"""The command `flashviz`: `lab` opens the chapters, `doctor` says what this machine can run, `check` what is wrong with a kernel, `bench`
+how fast the ladder's kernels are.
 
 Each command imports what it needs when it runs, so that `flashviz doctor` works where half of the dependencies do not.
 """
@@ -61,6 +62,25 @@ def build_parser() -> argparse.ArgumentParser:
     check.add_argument("--seconds", type=int, default=10, help="time limit of one run (10)")
     check.add_argument("--limit", type=float, default=300, help="time limit of the whole check, in seconds (300)")
     check.set_defaults(run=run_check)
+
+    bench = commands.add_parser(
+        "bench",
+        help="time the ladder's kernels on this machine's GPU, beside PyTorch where it is installed",
+        description="Time every rung of chapter 6's ladder that this machine's GPU runs, beside PyTorch's attention where it is "
+        "installed, and hold every result against float64. Without a GPU it shows the figures that are stored with flashviz, and "
+        "where they were measured.",
+    )
+    bench.add_argument("--quick", action="store_true", help="a few problems only, under a minute")
+    bench.add_argument(
+        "-o",
+        dest="output",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="write the chart (.png, .svg, .pdf) or the figures (.json); repeatable",
+    )
+    bench.set_defaults(run=run_bench)
     return parser
 
 
@@ -140,6 +160,27 @@ def run_check(arguments: argparse.Namespace) -> int:
     )
     print(report)
     return 1 if report.findings else 2 if report.problem else 0
+
+
+def run_bench(arguments: argparse.Namespace) -> int:
+    """`flashviz bench`: 0 when every contender that ran was right, 1 when one was wrong, 2 when there is nothing to show."""
+    from flashviz.benchmark import FILES, bench
+    from flashviz.programs.device import DeviceError
+
+    for path in arguments.output:
+        if path.suffix not in FILES:
+            print(f"flashviz: -o {path}: a name ends in one of {', '.join(FILES)}", file=sys.stderr)
+            return 2
+    try:
+        found = bench(arguments.quick)
+    except DeviceError as error:
+        print(f"flashviz: {error}", file=sys.stderr)
+        return 2
+    print(found)
+    for path in arguments.output:
+        found.save(path)
+        print(f"written: {path}")
+    return 1 if found.wrong else 0
 
 
 def _report_copies(copied: list[Copied], folder: Path) -> list[str]:

@@ -33,6 +33,8 @@ LEVEL = {
     "explorer": 4,
     "doctor": 4,
     "tuning": 4,
+    "contenders": 4,
+    "benchmark": 4,
     "lab": 4,
     "cli": 4,
     "__main__": 4,
