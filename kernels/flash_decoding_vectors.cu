@@ -5,7 +5,7 @@
 // for nothing while it computes. Here K and V are 16-bit and never see shared memory:
 //
 //   lanes    D / 8 lanes hold one key's row, 16 bytes each, so a warp reads 32 / (D / 8) whole rows with one instruction
-//   loads    each lane issues `Loads` of them for K and as many for V before it uses the first: 64 KB under way on a multiprocessor
+//   loads    each lane issues `Loads` of them for K and as many for V before it uses the first: 128 KB under way on a multiprocessor that holds two blocks
 //   warps    every warp has keys, a maximum, a sum and an accumulator of its own, in registers, and waits for nobody until its keys are done
 //   splits   one launch instead of two: the last block of a head to finish merges what the others left
 //
