@@ -1,9 +1,9 @@
 // flash_attention_2_registers.cu: rung 2 of the ladder, float32. FlashAttention-2 with both products tiled in registers: every number read from
 // shared memory serves 4 or 8 products.
 //
-// Rung 1 multiplies a tile as one row of lanes: to add 16 products (8 rows, 2 keys) a lane reads 10 words, one at a time. Shared memory gives a
-// warp one word a lane and cycle, the float32 units take four products in that time, so they wait. Here the lanes of a warp
-// stand in 4 rows of 8. With r = 0 .. 3 and c = 0 .. 7 a lane has
+// Rung 1 multiplies a tile as one row of lanes: for 16 products (8 rows, 2 keys) a lane reads 10 words, one at a time. A multiprocessor's
+// shared memory gives 32 words a cycle and its float32 units take 128 products, so they wait. Here the lanes of a warp stand in 4 rows of
+// 8. With r = 0 .. 3 and c = 0 .. 7 a lane has
 //
 //     of the scores S   `Rows` rows, four neighbours of each 16 from 4 r on       times  the keys c, c + 8, c + 16 ... of the tile
 //     of the output O   the same rows                                            times  four neighbouring columns of each 32, from 4 c on
@@ -12,9 +12,10 @@
 //   - Rows of K have four floats more than D, so that the eight keys of one read lie in eight different banks.
 //   - r is bits 0 and 4 of the lane's number and c the others: four neighbouring lanes ask for only two different places, which takes a
 //     multiprocessor two cycles and not four.
-//   - Q and P lie transposed, so that four rows are one read. It also spares cycles that nobody sees in the source: a multiply-add reads three registers,
-//     and two of them with even numbers, or two with odd ones, cost one cycle more. A row's q and k are never added up four at a time along
-//     d; row r's product with every key has the same q[r], and the compiler can give s[r][n] a number of the other kind.
+//   - Q and P lie transposed, so that four rows are one read. This also spares cycles that the source does not show: a multiply-add reads three
+//     registers, and two with even numbers (or two with odd ones) cost a cycle more, unless one is still at hand from the instruction before.
+//     Four columns of a row are four neighbouring registers, even, odd, even, odd, so sums along d run into it half of the time. Here q[y] meets
+//     the same s[y][n] at every d, and the compiler can give the two numbers of different kinds.
 //
 // Layout   float32, row-major, contiguous:  Q, O [B, Hq, Nq, D]   K, V [B, Hkv, Nk, D]   L [B, Hq, Nq]; all start at a multiple of 16 bytes
 // Heads    query head h reads K, V head h / (Hq / Hkv)
@@ -39,6 +40,7 @@
 // @instance  Br=128 Bc=64 D=64 Rows=8
 // @instance  Br=128 Bc=32 D=128 Rows=8
 // @instance  Br=256 Bc=32 D=128 Rows=8
+// @tune      Br=64,128,256 Bc=32,64 Rows=4,8
 // @shape     B=1 Hq=1 Hkv=1 Nq=33 Nk=33 causal=0
 // @shape     B=2 Hq=3 Hkv=1 Nq=5 Nk=70 causal=1
 // @shape     B=1 Hq=2 Hkv=2 Nq=70 Nk=5 causal=1

@@ -41,6 +41,7 @@
 // @instance  Br=32 Bc=32 D=64 Rows=16
 // @instance  Br=128 Bc=32 D=64 Rows=32
 // @instance  Br=128 Bc=48 D=128 Rows=16
+// @tune      Br=64,128 Bc=32,48,64 Rows=16,32
 // @shape     B=1 Hq=1 Hkv=1 Nq=33 Nk=33 causal=0
 // @shape     B=2 Hq=3 Hkv=1 Nq=5 Nk=70 causal=1
 // @shape     B=1 Hq=2 Hkv=2 Nq=70 Nk=5 causal=1

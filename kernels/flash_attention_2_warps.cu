@@ -34,6 +34,7 @@
 // @instance  Br=32 Bc=32 D=64 Rows=8
 // @instance  Br=64 Bc=64 D=64 Rows=8
 // @instance  Br=64 Bc=64 D=128 Rows=8
+// @tune      Br=32,64,128 Bc=32,64 Rows=4,8
 // @shape     B=1 Hq=1 Hkv=1 Nq=33 Nk=33 causal=0
 // @shape     B=2 Hq=3 Hkv=1 Nq=5 Nk=70 causal=1
 // @shape     B=1 Hq=2 Hkv=2 Nq=70 Nk=5 causal=1
