@@ -49,3 +49,6 @@ def test_the_gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "is undefined" in costs("y[0] = m;", tmp_path, monkeypatch, large)[0]
     spilling = "float a[200]; for (int i = 0; i < 200; ++i) a[i] = y[i * n]; for (int i = 0; i < 200; ++i) y[a[i] < 0 ? 0 : i] = a[(i * n) % 200];"
     assert any("bytes of stack" in line for line in costs(spilling, tmp_path, monkeypatch, large))
+    allowed = costs(spilling, tmp_path, monkeypatch, budgets.Budget(255, 255, 232_448, spilled=10_000))
+    assert allowed
+    assert all("tracing off" in line for line in allowed), "nothing may spill without tracing"
