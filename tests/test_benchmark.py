@@ -186,7 +186,7 @@ def test_the_command(stored: Measured, tmp_path: Path, capsys: Any, monkeypatch:
 def test_the_chart_puts_every_rung_under_its_roof(stored: Measured) -> None:
     figure = ladder_plot(stored, d=64)
     roofline, prefill, decode = figure.axes
-    names = [text.get_text() for text in roofline.texts]
+    names = [text.get_text().strip() for text in roofline.texts]
     assert {"rung 0", "rung 5", "flash", "copy 4.00 TB/s", "product float16 700 TFLOP/s"} <= set(names)
     points = {tuple(line.get_data()[i][0] for i in (0, 1)) for line in roofline.lines if len(line.get_xdata()) == 1}
     assert points == {(1024.0, 2.5), (2048.0, 340.0), (2048.0, 300.0), (DECODE.flop / DECODE.bytes(2), 3.9)}

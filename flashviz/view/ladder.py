@@ -11,6 +11,7 @@ from flashviz.view.figure import Figure
 from flashviz.view.palette import GROUND, HUES, OTHERS, STALE, TEXT
 
 PREFILL, DECODE, PEER = HUES["O"], HUES["K"], OTHERS[5]
+POINTS = 380  # of the roofline's height, about
 
 
 def ladder_plot(found: Any, *, d: int = 128, N: int | None = None, causal: bool = False) -> Figure:
@@ -58,45 +59,62 @@ def _roofline(
     x = np.geomspace(min(reach) / 4, max(reach) * 6, 200)
     top = max(rates.values(), default=copy * float(x[-1]))
     axes.plot(x, np.minimum(copy * x, top), color=TEXT, linewidth=1.6, gid="roof")
-    axes.text(x[2], copy * x[2] * 1.35, f"copy {copy:.2f} TB/s", fontsize=8, color=TEXT)
+    axes.text(x[50], copy * x[50] * 1.3, f"copy {copy:.2f} TB/s ", fontsize=8, color=TEXT, ha="right")
     for dtype, rate in rates.items():
         axes.plot(
             x[copy * x > rate], np.full((copy * x > rate).sum(), rate), color=TEXT, linewidth=1.6, gid=f"roof-{dtype}"
         )
         axes.text(x[-1], rate * 1.08, f"product {dtype} {rate:.0f} TFLOP/s", fontsize=8, color=TEXT, ha="right")
+    lowest = min((row["TFLOP/s"] for row in points), default=top / 1000) / 2
+    decades = np.log10(2 * top / lowest)
     for rows, hue in ((prefill, PREFILL), (decode, DECODE)):
-        for row in rows:
-            peer = row["rung"] is None
-            own = PEER if peer else hue
-            at = row["flop"] / row["bytes"], row["TFLOP/s"]
-            axes.plot(
-                *at,
-                marker="s" if peer else "o",
-                markersize=7,
-                color=own.dark,
-                markeredgecolor=own.outline,
-                linestyle="",
+        for peer, own in ((True, PEER), (False, hue)):
+            those = sorted(
+                (row for row in rows if (row["rung"] is None) == peer), key=lambda row: float(row["TFLOP/s"])
             )
-            side = "right" if peer else "left"
-            axes.annotate(
-                row["name"].removeprefix("PyTorch "),
-                at,
-                xytext=(-8 if peer else 8, 0),
-                textcoords="offset points",
-                ha=side,
-                va="center",
-                fontsize=8,
-                color=own.outline,
-            )
+            heights = [POINTS / decades * np.log10(row["TFLOP/s"]) for row in those]
+            for row, shift in zip(those, spread(heights, 11), strict=True):
+                at = row["flop"] / row["bytes"], row["TFLOP/s"]
+                marker = "s" if peer else "o"
+                axes.plot(*at, marker=marker, markersize=7, color=own.dark, markeredgecolor=own.outline, linestyle="")
+                axes.annotate(
+                    row["name"].removeprefix("PyTorch "),
+                    at,
+                    xytext=(-8 if peer else 8, shift),
+                    textcoords="offset points",
+                    ha="right" if peer else "left",
+                    va="center",
+                    fontsize=8,
+                    color=own.outline,
+                )
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlim(x[0], x[-1])
-    lowest = min((row["TFLOP/s"] for row in points), default=top / 1000)
-    axes.set_ylim(lowest / 2, top * 2)
+    axes.set_ylim(lowest, top * 2)
     axes.set_xlabel("operations a byte that crosses HBM (FLOP / B)")
     axes.set_ylabel("TFLOP/s")
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
+
+
+def spread(heights: Sequence[float], gap: float) -> list[float]:
+    """How far labels at these heights, in order, are shifted so that none is nearer than ``gap`` to the next, half of it down.
+
+    >>> spread([0, 2, 50], 10)
+    [-4.0, 4.0, 0.0]
+    """
+    groups: list[list[float]] = []  # labels that touch; each group is centred where its labels were
+    for height in heights:
+        groups.append([float(height)])
+        while len(groups) > 1 and _edges(groups[-2], gap)[1] > _edges(groups[-1], gap)[0]:
+            groups[-2:] = [groups[-2] + groups[-1]]
+    placed = [_edges(group, gap)[0] + gap * (n + 0.5) for group in groups for n in range(len(group))]
+    return [place - height for place, height in zip(placed, heights, strict=True)]
+
+
+def _edges(group: Sequence[float], gap: float) -> tuple[float, float]:
+    middle = sum(group) / len(group)
+    return middle - gap * len(group) / 2, middle + gap * len(group) / 2
 
 
 def _bars(axes: Any, rows: Sequence[dict[str, Any]], unit: str, hue: Any) -> None:
