@@ -5,12 +5,12 @@
 // for nothing while it computes. Here K and V are 16-bit and never see shared memory:
 //
 //   lanes    D / 8 lanes hold one key's row, 16 bytes each, so a warp reads 32 / (D / 8) whole rows with one instruction
-//   loads    each lane issues `Loads` of them for K and as many for V before it uses the first: 128 KB under way on a multiprocessor that holds two blocks
+//   loads    each lane issues `Loads` of them for K and as many for V before it uses the first: with eight, two blocks have 128 KB under way
 //   warps    every warp has keys, a maximum, a sum and an accumulator of its own, in registers, and waits for nobody until its keys are done
 //   splits   one launch instead of two: the last block of a head to finish merges what the others left
 //
 // A dot product is a sum over lanes, by shuffles; so is nothing else inside the loop, for each group of D / 8 lanes keeps the online softmax
-// of its own keys. Afterwards the groups of a warp merge, then the warps of the block, then the splits: three times the same `merge`.
+// of its own keys. Afterwards the groups of a warp merge, then the warps of the block, then the splits: each time by the online softmax.
 //
 // Layout   T is half or bfloat16, row-major, contiguous:  Q, O [B, Hq, Nq, D]   K, V [B, Hkv, Nk, D], their rows at multiples of 16 bytes
 //          float:  L [B, Hq, Nq]   Os [splits, B, Hq, Nq, D] and Ls [splits, B, Hq, Nq], scratch, which with one split nobody touches
