@@ -16,6 +16,7 @@ from flashviz import ladder
 from flashviz.programs.attention import Attention, as_tile_array
 from flashviz.programs.base import action
 from flashviz.programs.flash_attention_2 import FlashAttention2
+from flashviz.programs.rung_kernels import grid_of
 from flashviz.recorder import Recorder
 from flashviz.recording import Param
 from flashviz.slots import Slot, as_dtype
@@ -65,9 +66,11 @@ class FlashAttention2Registers(FlashAttention2):
 
     @property
     def grid(self) -> tuple[int, ...]:
-        """Blocks in x, y and z; rung 5 numbers them by itself."""
-        grid = super().grid
-        return (int(np.prod(grid)), 1, 1) if self.rung.name == 5 else grid
+        """Blocks in x, y and z, as the kernel numbers them."""
+        a = self.a
+        tiles = {"Nq": a.Nq, "Nk": a.Nk, "Br": a.Br, "Bc": a.Bc, "D": a.d, "Causal": int(a.causal)}
+        sizes = {**tiles, "B": a.Q.shape[0], "Hq": a.Q.shape[1], "Hkv": a.K.shape[1]}
+        return grid_of(self.kernel, sizes)
 
     @property
     def params(self) -> dict[str, Param]:

@@ -24,6 +24,16 @@ def loaded(x: np.ndarray, dtype: str) -> np.ndarray:
     return from_bfloat16(x) if dtype == "bfloat16" else x.astype(np.float32)
 
 
+def grid_of(kernel: str, sizes: Mapping[str, int]) -> tuple[int, int, int]:
+    """Blocks in x, y and z of a launch, by the line in the kernel's header."""
+    from flashviz import cuda
+    from flashviz.cuda.expressions import evaluate
+
+    found = [int(evaluate(expression, sizes)) for expression in cuda.find(kernel).header.grid]
+    x, y, z = (*found, 1, 1)[:3]
+    return x, y, z
+
+
 def template_for(kernel: str, sizes: Mapping[str, int], dtype: str, **flags: int) -> dict[str, int | str]:
     """Template values of a kernel for tiles of these sizes.
 

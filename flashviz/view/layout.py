@@ -167,9 +167,11 @@ def grid_squares(recording: Recording, launch: int = 0, most: int = MOST_COLUMNS
         if made.launch == launch:
             gx, gy, gz = made.grid
             total = gx * gy * gz
-            for n, block in enumerate(recording.blocks(launch)):
-                index = (block.batch * gy + block.head) * gx + block.tile
-                place[launch, block] = index if index < total else n
+            blocks = recording.blocks(launch)
+            index = {block: (block.batch * gy + block.head) * gx + block.tile for block in blocks}
+            own = len(set(index.values())) == len(index) and all(n < total for n in index.values())
+            for n, block in enumerate(blocks):  # a kernel may number its blocks in another way: then as they come
+                place[launch, block] = index[block] if own else n
     total = max([total, *(n + 1 for n in place.values())])
     columns = 3 if total <= 2 else min(total, most)
     lines = SQUARE_ROWS if total <= 2 or total > most else (ONE_ROW,)

@@ -147,3 +147,13 @@ def test_the_legend_names_what_is_on_its_way() -> None:
     assert "on its way: asked for, not waited for yet" in legend_html(recorded(4))
     assert "on its way" not in legend_html(recorded(3))
     assert "scores S" in legend_html(recorded(4))
+
+
+def test_each_block_has_a_square_of_its_own_however_the_kernel_numbers_them() -> None:
+    rng = np.random.default_rng(2)
+    Q, K, V = (rng.standard_normal((3, 8, 4), "f4") for _ in range(3))
+    for rung in (3, 5):
+        run = fv.flash_attention_2(Q, K, V, Br=4, Bc=4, rung=rung, causal=True, device="numpy")
+        assert run.recording is not None
+        squares = layout_for(run.recording, None).square
+        assert sorted(squares.values()) == list(range(6))
