@@ -12,8 +12,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import csv
-import io
 import itertools
 import shutil
 import sys
@@ -24,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import gpu
+import ncu
 import numpy as np
 
 from flashviz import cuda
@@ -53,21 +52,6 @@ FAULTS = {  # of each file, title: tool, what is replaced, by what
         "K and V read past their end": ("memcheck", "row < exist", "row <= exist"),
         "O written past its end": ("memcheck", "if (q >= Nq) continue;", "if (q > Nq) continue;"),
     },
-}
-COUNTERS = {  # what the profile shows, and ncu's name for it
-    "issue slots used, %": "smsp__issue_active.avg.pct_of_peak_sustained_active",
-    "FMA units, %": "sm__inst_executed_pipe_fma.avg.pct_of_peak_sustained_active",
-    "tensor cores, %": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
-    "shared memory, %": "l1tex__data_pipe_lsu_wavefronts_mem_shared.avg.pct_of_peak_sustained_elapsed",
-    "its accesses, 10^9": "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum",
-    "of them conflicts, 10^9": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum",
-    "warps a scheduler": "smsp__warps_active.avg.per_cycle_active",
-    "waits for shared memory": "smsp__average_warps_issue_stalled_short_scoreboard_per_issue_active.ratio",
-    "for its queue": "smsp__average_warps_issue_stalled_mio_throttle_per_issue_active.ratio",
-    "at barriers": "smsp__average_warps_issue_stalled_barrier_per_issue_active.ratio",
-    "for registers": "smsp__average_warps_issue_stalled_dispatch_stall_per_issue_active.ratio",
-    "for a unit": "smsp__average_warps_issue_stalled_math_pipe_throttle_per_issue_active.ratio",
-    "for HBM or L2": "smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active.ratio",
 }
 
 
@@ -263,21 +247,10 @@ def part_accuracy(say: Any) -> dict[str, Any]:
 
 def part_profile(say: Any) -> dict[str, Any]:
     """ncu's counters of one launch of each rung at N = 4096."""
-    if not shutil.which("ncu"):
-        raise RuntimeError("ncu is not on the PATH")
-    command = ["ncu", "--clock-control", "none", "--csv", "--metrics", ",".join(COUNTERS.values())]
-    command += ["--kernel-name", "regex:^flash_attention_2", sys.executable, __file__, "--sanitize-run", "profile"]
-    output = gpu.run_group(command, 120)
-    if '"ID"' not in output:
-        raise RuntimeError(output[-500:])
-    launches: dict[str, dict[str, str]] = {}
-    for row in csv.DictReader(io.StringIO(output[output.index('"ID"') :])):
-        launches.setdefault(row["ID"], {})[row["Metric Name"]] = row["Metric Value"].replace(",", "")
-    found = {}
-    for (file, d), values in zip(PROFILED, launches.values(), strict=True):
-        row = {name: float(values.get(counter, "nan")) for name, counter in COUNTERS.items()}
-        found[f"{file}, d = {d}"] = {name: x / 1e9 if "10^9" in name else x for name, x in row.items()}
-        say(f"{file} d={d}: {found[f'{file}, d = {d}']}")
+    launches = ncu.profile([sys.executable, __file__, "--sanitize-run", "profile"], "^flash_attention_2")
+    found = {f"{file}, d = {d}": row for (file, d), row in zip(PROFILED, launches, strict=True)}
+    for name, row in found.items():
+        say(f"{name}: {row}")
     return found
 
 
