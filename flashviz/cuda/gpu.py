@@ -23,6 +23,7 @@ from flashviz.cuda.trace import KernelTrace
 
 REGISTERS = 65_536  # of a multiprocessor, compute capability 7.0 to 12.1; given out to a thread in steps of 8
 OPTIONS = ("-std=c++17", "-lineinfo")  # line numbers cost no code, and tools then name source lines
+ALIGNED = 16  # bytes: what kernels load at once, and where CuPy's own arrays begin at the least
 _PROBE = 'extern "C" __global__ void flashviz_probe(int* x) { *x = 42; }'
 _INSTALL = 'pip install "cupy-cuda13x[ctk]"'  # ctk: NVRTC and the rest of CUDA as wheels, no toolkit needed
 _INSTALL_12 = 'pip install "cupy-cuda12x[ctk]"'
@@ -196,7 +197,8 @@ def run(
     """Launch ``plan`` on the current GPU and wait for it, so that its errors surface here.
 
     NumPy arrays are copied to the GPU and outputs copied back into them; CuPy arrays are used where they are. An array that is
-    not contiguous reaches the kernel as a contiguous copy, and an output is copied back. With ``poison`` outputs are filled with
+    not contiguous, or does not begin at a multiple of 16 bytes, which kernels load at once, reaches the kernel as a copy, and an output
+    is copied back. With ``poison`` outputs are filled with
     NaN (all bits set for integers) first. With ``repeat`` the kernel is launched that many times more and timed.
     ``defines`` are macros to compile with; ``device_globals`` are ``extern "C"`` device globals to set before the launch, by name:
     a NumPy scalar sets a variable, a NumPy array sets a pointer to a copy of itself and holds, afterwards, what the kernel wrote there.
@@ -213,10 +215,7 @@ def run(
     except Exception as error:
         raise KernelError(f"{label} does not compile for {status().arch}.\n{_details(error)}") from error
     try:
-        passed = {
-            name: cupy.ascontiguousarray(cupy.asarray(value)) if _is_array(value) else value
-            for name, value in plan.arguments.items()
-        }
+        passed = {name: _in_place(cupy, value) if _is_array(value) else value for name, value in plan.arguments.items()}
         for name in plan.outputs if poison else ():
             if passed[name].dtype.kind == "f":
                 passed[name].fill(np.nan)
@@ -299,15 +298,25 @@ def library() -> Any:
     return import_module("cupy")
 
 
+def _in_place(cupy: Any, value: Any) -> Any:
+    """An array as kernels take it, contiguous and from a multiple of 16 bytes on: itself where it is so, else a copy."""
+    array = cupy.ascontiguousarray(cupy.asarray(value))
+    return array.copy() if array.data.ptr % ALIGNED else array
+
+
 def launcher(plan: Plan) -> Callable[[], None]:
     """What launches ``plan`` on CuPy's current stream and does not wait: to time it among other things.
 
-    Its arrays are CuPy's and contiguous, else ArgumentError; raises GpuUnavailableError, or what the compiler says.
+    Its arrays are CuPy's, contiguous and from a multiple of 16 bytes on, else ArgumentError; raises GpuUnavailableError, or what the compiler says.
     """
     cupy = library()
     for name, value in plan.arguments.items():
-        if _is_array(value) and (isinstance(value, np.ndarray) or not value.flags.c_contiguous):
-            raise ArgumentError(f"{plan.source.name}: argument {name} must be a contiguous CuPy array for this.")
+        if _is_array(value) and (
+            isinstance(value, np.ndarray) or not value.flags.c_contiguous or value.data.ptr % ALIGNED
+        ):
+            raise ArgumentError(
+                f"{plan.source.name}: argument {name} must be a contiguous CuPy array that begins at a multiple of 16 bytes, for this."
+            )
     return _launch(_function(cupy, plan, ())[1], plan, plan.arguments)
 
 

@@ -223,6 +223,30 @@ def test_views_equal_contiguous_copies(fake: Any) -> None:
         assert all(a.flags.c_contiguous for a in launched["args"][:5])
 
 
+def test_arrays_at_an_odd_place_equal_those_at_an_even_one(fake: Any) -> None:
+    """Kernels load 16 bytes at once: a view that begins elsewhere reaches them as a copy, and an output comes back."""
+    machine = fake()
+    even = {n: x.view(fake_cupy.Array) if isinstance(x, np.ndarray) else x for n, x in arguments().items()}
+    cuda.launch(KERNEL, even)
+    odd = {n: shifted(x) if isinstance(x, np.ndarray) else x for n, x in arguments().items()}
+    sys.modules["cupy"].asarray = lambda x: x  # they are the GPU's already
+    given = cuda.plan(KERNEL, odd).arguments
+    assert all(given[n].data.ptr % 16 == 4 for n in "QKVOL")
+    cuda.launch(KERNEL, odd)
+    assert all(a.data.ptr % 16 == 0 for a in machine.launches[1]["args"][:5])
+    for name in "OL":
+        np.testing.assert_array_equal(odd[name], even[name])
+
+
+def shifted(x: np.ndarray) -> Any:
+    """A copy that begins 4 bytes past a multiple of 16."""
+    room = np.zeros(x.nbytes + 32, np.uint8)
+    start = -room.ctypes.data % 16 + 4
+    copy = room[start : start + x.nbytes].view(x.dtype).reshape(x.shape).view(fake_cupy.Array)
+    copy[...] = x
+    return copy
+
+
 def test_poison_fills_outputs_first(fake: Any) -> None:
     machine = fake()
     cuda.launch(KERNEL, arguments())
@@ -335,6 +359,9 @@ def test_a_launcher_launches_and_does_not_wait(fake: Any, monkeypatch: pytest.Mo
     device["K"].flags.c_contiguous = False
     with pytest.raises(cuda.ArgumentError, match="argument K must be a contiguous CuPy array"):
         gpu.launcher(cuda.plan(KERNEL, device))
+    device["K"].flags.c_contiguous, device["K"].data.ptr = True, 4096 + 8
+    with pytest.raises(cuda.ArgumentError, match=r"argument K must be .* that begins at a multiple of 16 bytes"):
+        gpu.launcher(cuda.plan(KERNEL, device))
 
 
 class Elsewhere:
@@ -343,3 +370,4 @@ class Elsewhere:
     def __init__(self, x: np.ndarray) -> None:
         self.shape, self.dtype = x.shape, x.dtype
         self.flags = types.SimpleNamespace(c_contiguous=True)
+        self.data = types.SimpleNamespace(ptr=4096)
