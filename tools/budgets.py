@@ -59,6 +59,11 @@ BUDGETS = {
     "standard_scores": Budget(56, 64, 49_152),
     "standard_softmax": Budget(48, 48, 65_536),
     "standard_values": Budget(48, 56, 49_152),
+    "hopper_scores": Budget(168, 168, 81_920),
+    "hopper_values": Budget(168, 168, 32_768),
+    "hopper_copy": Budget(32, 32, 8_208),
+    "hopper_ring": Budget(40, 40, 12_336),
+    "flash_attention_3": Budget(168, 168, 196_736),
 }
 
 

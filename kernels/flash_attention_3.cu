@@ -1,0 +1,309 @@
+// flash_attention_3.cu: attention, forward, with Hopper's own instructions: O = softmax(Q K^T * scale) V and L = logsumexp(Q K^T * scale).
+//
+// FlashAttention-3 (Shah et al., arXiv 2407.08608) without its 8-bit part. The algorithm is that of the rungs below it; what changes is
+// who waits for whom. Until here every warp loaded, multiplied and took exponentials in turn. Now
+//
+// * the copy engine loads. One thread, the *producer*, asks it for tiles of K and V into a ring of `Stages` slots; for each slot there is a
+//   barrier `full` (the bytes are there) and a barrier `empty` (no consumer warp reads it any more);
+// * tensor cores work by themselves. A *consumer*, a warpgroup with 64 rows of Q, starts S = Q K^T of the next tile and O += P V of the
+//   last one together and takes the exponentials of one while the other is still being computed;
+// * the consumers take turns at starting products, so that the exponentials of one fall into the products of another;
+// * a thread block does not end with its rows. As many as the GPU has multiprocessors stay and take row block after row block: the
+//   scores of the next are under way before the O of the last is stored.
+//
+// Layout   half or bfloat16, row-major, contiguous:  Q, O [B, Hq, Nq, D]   K, V [B, Hkv, Nk, D]   L [B, Hq, Nq] float, natural log
+// Heads    query head h reads K, V head h / (Hq / Hkv); `heads` is B * Hq
+// Causal   aligned bottom-right: query q sees the keys k <= q + Nk - Nq. A row that sees no key gets O = 0 and L = -inf
+// Launch   Br / 64 consumers and the producer's warpgroup; D is 64 or 128, Br a multiple of 64, Bc 64 or 128
+//
+// The lines that start with @ are read by the launcher and the tests: how to launch the kernel, what to compile, what to check.
+// @kernel    flash_attention_3
+// @paper     arXiv 2407.08608
+// @grid      min(multiprocessors, heads * ceil(ceil(Nq / Br) / (1 + Causal)))
+// @block     2 * Br + 128
+// @arch      90a
+// @instead   flash_attention_2_tuned, flash_attention_2
+// @blocks    Br, Bc
+// @array     Q [B, Hq, Nq, D]
+// @array     K [B, Hkv, Nk, D]
+// @array     V [B, Hkv, Nk, D]
+// @array     O [B, Hq, Nq, D]
+// @array     L [B, Hq, Nq]
+// @map       Q const T [64, D] swizzle 128
+// @map       K const T [Bc, D] swizzle 128
+// @map       V const T [Bc, D] swizzle 128
+// @map       O T [64, D] swizzle 128
+// @default   scale = 1 / sqrt(D)
+// @default   heads = B * Hq
+// @require   Hq % Hkv == 0
+// @require   heads == B * Hq
+// @require   scale > 0
+// @instance  T=half Br=192 Bc=128 D=64 Causal=0 Stages=3
+// @instance  T=half Br=192 Bc=128 D=64 Causal=1 Stages=3
+// @instance  T=half Br=128 Bc=128 D=128 Causal=0 Stages=2
+// @instance  T=half Br=128 Bc=128 D=128 Causal=1 Stages=2
+// @instance  T=bfloat16 Br=192 Bc=128 D=64 Causal=1 Stages=3
+// @instance  T=bfloat16 Br=128 Bc=128 D=128 Causal=1 Stages=2
+// @shape     B=1 Hq=1 Hkv=1 Nq=33 Nk=33
+// @shape     B=2 Hq=4 Hkv=2 Nq=300 Nk=700
+// @shape     B=1 Hq=2 Hkv=1 Nq=700 Nk=300
+#include "include/numbers.cuh"
+#include "include/shared.cuh"
+#include "include/walk.cuh"
+#include "include/wgmma.cuh"
+
+// Registers 4 g + 2 r + e of a thread are its row r (0: lane / 4, 1: eight further down), columns 8 g + 2 (lane % 4) + e.
+template <int N>
+__device__ __forceinline__ void mask(float (&s)[N], int column, int keys_0, int keys_1) {   // row 0 sees the keys before keys_0, row 1 ...
+#pragma unroll
+    for (int n = 0; n < N; ++n)
+        if (column + n / 4 * 8 + n % 2 >= (n / 2 % 2 ? keys_1 : keys_0)) s[n] = -INFINITY;
+}
+template <int N>
+__device__ __forceinline__ void multiply(float (&o)[N], const float (&by)[2]) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) o[n] *= by[n / 2 % 2];
+}
+__device__ __forceinline__ float row_max(float x) {             // over the four lanes that share a row
+    x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+    return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+__device__ __forceinline__ float row_sum(float x) {
+    x += __shfl_xor_sync(~0u, x, 1);
+    return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+// s becomes p = 2^(log2_scale (s - m)), l this thread's part of the running denominator. m is the maximum *as far as needed*: it is raised only when
+// a score exceeds it by a factor of 2^8; until then p fits in 16 bits, and neither l nor O change. Returns whether O must be multiplied by corr.
+template <int N>
+__device__ __forceinline__ bool softmax(float (&s)[N], float (&m)[2], float (&l)[2], float (&corr)[2], float log2_scale) {
+    float top[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        float even = s[2 * r], odd = s[2 * r + 1];              // two chains of maxima: half as long a wait
+#pragma unroll
+        for (int n = 4 + 2 * r; n < N; n += 4) even = fmaxf(even, s[n]), odd = fmaxf(odd, s[n + 1]);
+        top[r] = fmaxf(even, odd);
+    }
+    const bool raise = __any_sync(~0u, fmaxf(top[0] - m[0], top[1] - m[1]) * log2_scale > 8.f);   // -inf - -inf is NaN: not more
+    if (raise) {
+        for (int r = 0; r < 2; ++r) {
+            const float m_new = fmaxf(m[r], row_max(top[r]));
+            corr[r] = exp2_approx((m[r] - (m_new == -INFINITY ? 0.f : m_new)) * log2_scale);
+            l[r] *= corr[r];
+            m[r] = m_new;
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        const float base = m[r] == -INFINITY ? 0.f : m[r] * log2_scale;  // no key seen so far: 2^(-inf - 0) = 0 where -inf - -inf is NaN
+        float even = 0.f, odd = 0.f;
+#pragma unroll
+        for (int n = 2 * r; n < N; n += 4) {
+            even += s[n] = exp2_approx(fmaf(s[n], log2_scale, -base));
+            odd += s[n + 1] = exp2_approx(fmaf(s[n + 1], log2_scale, -base));
+        }
+        l[r] += even + odd;
+    }
+    return raise;
+}
+
+template <typename T, int Br, int Bc, int D, bool Causal, int Stages>
+__global__ void __launch_bounds__(2 * Br + 128, 1)
+flash_attention_3(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMap K, const __grid_constant__ TensorMap V,
+                  const __grid_constant__ TensorMap O, float* L, int Nq, int Nk, float scale, int Hq, int Hkv, int heads) {
+    constexpr int Consumers = Br / 64;
+    static_assert(Consumers == 2 || Consumers == 3, "other numbers have other shares of the registers");
+    // Tiles that the last rows see and the first 64 do not may be skipped, if the ring has room for them between the two that are in use.
+    constexpr bool Skips = Causal && (Br - 64 + Bc - 1) / Bc + 2 <= Stages;
+    constexpr unsigned QBytes = 64 * D * sizeof(T), KBytes = Bc * D * sizeof(T);
+
+    SharedCarver carve;
+    const auto Qi = carve.tile<T, 2 * Br, D>("Qi");            // two row blocks, 64 rows a consumer; O leaves by the way that Q came
+    const auto Kj = carve.tile<T, Stages * Bc, D>("Kj");
+    const auto Vj = carve.tile<T, Stages * Bc, D>("Vj");
+    const auto kv_bars = carve.tile<Barrier, 4, Stages>("kv_bars");
+    const auto q_bars = carve.tile<Barrier, 4, Br / 64>("q_bars");
+    Barrier *k_full = kv_bars[0], *k_empty = kv_bars[1], *v_full = kv_bars[2], *v_empty = kv_bars[3];
+    Barrier *q_full = q_bars[0], *q_empty = q_bars[2];         // of both row blocks, one a consumer
+    const auto q_part = [&](int slot, int w) { return shared_address(Qi[(slot * Consumers + w) * 64]); };
+    const auto k_part = [&](int slot) { return shared_address(Kj[slot * Bc]); };
+    const auto v_part = [&](int slot) { return shared_address(Vj[slot * Bc]); };
+
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < Stages; ++s) {
+            k_full[s].init(1), v_full[s].init(1);                               // the producer's arrival, and its bytes
+            k_empty[s].init(4 * Consumers), v_empty[s].init(4 * Consumers);     // one of each consumer warp
+        }
+        for (int s = 0; s < 2 * Consumers; ++s) q_full[s].init(1), q_empty[s].init(1);
+        barriers_ready();
+    }
+    __syncthreads();  // the barriers are initialised before any other thread uses one
+
+    Walk<Br, Bc, Causal> at(Nq, Nk, heads);
+    const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);   // the shuffle tells the compiler that it is the same in the whole warp
+    if (warpgroup == 0) {  // ---- producer ------------------------------------------------------------------------------------------
+        give_registers<Consumers == 2 ? 40 : 32>();
+        if (threadIdx.x != 0) return;
+        const int group = Hq / Hkv;
+        RingPlace kv, q;
+        for (; at.more; at.next(), kv.next(Stages)) {
+            k_empty[kv.slot].wait(kv.parity ^ 1);
+            k_full[kv.slot].arrive_expecting(KBytes);
+            tma_load(k_part(kv.slot), K, k_full[kv.slot], at.j * Bc, at.head / group);
+            if (at.j == 0) {
+                for (int w = 0; w < Consumers; ++w) {
+                    const int part = q.slot * Consumers + w;
+                    q_empty[part].wait(q.parity ^ 1);
+                    q_full[part].arrive_expecting(QBytes);
+                    tma_load(q_part(q.slot, w), Q, q_full[part], at.i * Br + 64 * w, at.head);
+                }
+                q.next(2);
+            }
+            v_empty[kv.slot].wait(kv.parity ^ 1);
+            v_full[kv.slot].arrive_expecting(KBytes);
+            tma_load(v_part(kv.slot), V, v_full[kv.slot], at.j * Bc, at.head / group);
+        }
+        return;
+    }
+
+    // ---- consumers --------------------------------------------------------------------------------------------------------------------
+    take_registers<Consumers == 2 ? 232 : 160>();
+    const int w = warpgroup - 1, t = threadIdx.x % 128, lane = t % 32;
+    const int row = 64 * w + t / 32 * 16 + lane / 4;           // of the row block; this thread has that one and row + 8
+    const float log2_scale = scale * 1.44269504f;
+    float s[Bc / 2], o[D / 2], m[2], l[2], corr[2];
+    unsigned p[Bc / 16][4];                                    // probabilities, as the left side of a product wants them
+    RingPlace here, q;                                         // K and V of the tile at hand; Q of its rows
+    int before = 0;                                            // the slot of V whose p is not used yet
+    bool owed = false;                                         // the copy engine may still be reading O from the other part of Qi
+
+    const auto my_turn = [&] { named_barrier_wait(1 + w, 256); };              // 256: the one who waits and the one who says so
+    const auto pass_turn = [&] { named_barrier_arrive(1 + (w + 1) % Consumers, 256); };
+    const auto done_with = [&](Barrier& empty) { if (lane == 0) empty.arrive(); };
+    const auto forget = [&] { m[0] = m[1] = -INFINITY, l[0] = l[1] = 0.f; };
+    const auto clear = [&] {
+#pragma unroll
+        for (int n = 0; n < D / 2; ++n) o[n] = 0.f;
+    };
+    const auto softmax_here = [&] {                            // of the tile that `at` is at
+        if ((at.j + 1) * Bc > at.keys_seen_before(at.i * Br + 64 * w + 1)) {   // some key of the tile is hidden from the first row
+            const int first = at.i * Br + row + 1;
+            mask(s, at.j * Bc + lane % 4 * 2, at.keys_seen_before(first), at.keys_seen_before(first + 8));
+        }
+        return softmax(s, m, l, corr, log2_scale);
+    };
+    const auto to_p = [&] {
+#pragma unroll
+        for (int n = 0; n < Bc / 4; ++n) p[n / 4][n % 4] = pack<T>(s[2 * n], s[2 * n + 1]);
+    };
+    // Of rows whose scores are all in: L to HBM, and 1 / l for when O is too.
+    const auto finish = [&](float (&inverse)[2], int head, int i) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const float sum = row_sum(l[r]);
+            const int query = i * Br + row + 8 * r;
+            inverse[r] = sum == 0.f ? 0.f : __fdividef(1.f, sum);
+            if (lane % 4 == 0 && query < Nq) L[(long long)head * Nq + query] = m[r] * scale + __logf(sum);
+        }
+    };
+    const auto store = [&](float (&inverse)[2], int slot, int head, int i) {
+        multiply(o, inverse);
+#pragma unroll
+        for (int n = 0; n < D / 4; ++n)
+            store_shared(swizzled<64>(q_part(slot, w), row - 64 * w + n % 2 * 8, n / 2 * 8 + lane % 4 * 2), pack<T>(o[2 * n], o[2 * n + 1]));
+        fence_async_proxy();                                   // the copy engine reads by the other way ...
+        named_barrier_wait(8 + w, 128);                        // ... what all threads of this consumer stored
+        if (t == 0) tma_store(O, q_part(slot, w), i * Br + 64 * w, head);   // rows past Nq it leaves out
+    };
+    const auto settle = [&] {                                  // a round later: the copy engine has read it, a new Q may come
+        if (owed && t == 0) {
+            tma_store_wait();
+            q_empty[(q.slot ^ 1) * Consumers + w].arrive();
+        }
+        owed = false;
+    };
+
+    // The first scores, alone: there is no product of values yet to start them with.
+    if (w == Consumers - 1) pass_turn();
+    forget();
+    clear();
+    q_full[w].wait(0);
+    k_full[0].wait(0);
+    my_turn();
+    wgmma_fence();
+    wgmma_scores<T, Bc, D>(s, q_part(0, w), k_part(0));
+    wgmma_wait<0>();
+    wgmma_keep(s);
+    pass_turn();
+    done_with(k_empty[0]);
+    softmax_here();
+    v_full[0].wait(0);
+    to_p();
+
+    int head, i;
+    float inverse[2];
+    for (;;) {
+        head = at.head, i = at.i;
+        at.next();
+        here.next(Stages);
+        while (Skips && at.j > 0 && at.j * Bc >= at.keys_seen_before(at.i * Br + 64 * (w + 1))) {   // none of these 64 rows sees any of it
+            k_full[here.slot].wait(here.parity);
+            v_full[here.slot].wait(here.parity);
+            my_turn();
+            pass_turn();
+            done_with(k_empty[here.slot]);
+            done_with(v_empty[here.slot]);
+            at.next();
+            here.next(Stages);
+        }
+        if (!at.more) break;
+        const bool fresh = at.j == 0;                          // other rows begin; p and o are still those of the last
+        if (fresh) {
+            settle();
+            q.next(2);
+            q_full[q.slot * Consumers + w].wait(q.parity);
+        }
+        k_full[here.slot].wait(here.parity);
+        my_turn();
+        wgmma_keep(o);
+        wgmma_fence();
+        wgmma_scores<T, Bc, D>(s, q_part(q.slot, w), k_part(here.slot));
+        wgmma_fence();
+        wgmma_values<T, Bc, D>(o, p, v_part(before));
+        pass_turn();
+        wgmma_wait<1>();                                       // the scores are there, the product of values is still under way
+        wgmma_keep(s);
+        done_with(k_empty[here.slot]);
+        settle();
+        if (fresh) {
+            finish(inverse, head, i);
+            forget();
+        }
+        const bool raised = softmax_here();
+        wgmma_keep(s);
+        // V of this tile. Its parity is mixed with the sign of l, which is never set: without it the assembler moves the softmax
+        // behind the next wait, whatever is volatile, and nothing overlaps.
+        v_full[here.slot].wait(here.parity ^ __float_as_uint(l[0] + l[1]) >> 31);
+        wgmma_wait<0>();
+        wgmma_keep(o);
+        done_with(v_empty[before]);
+        if (fresh) {
+            store(inverse, q.slot ^ 1, head, i);
+            owed = true;
+            clear();
+        } else if (raised) {
+            multiply(o, corr);
+        }
+        to_p();
+        before = here.slot;
+    }
+    wgmma_keep(o);
+    wgmma_fence();
+    wgmma_values<T, Bc, D>(o, p, v_part(before));
+    wgmma_wait<0>();
+    wgmma_keep(o);
+    finish(inverse, head, i);
+    store(inverse, q.slot, head, i);
+    if (t == 0) tma_store_wait();  // shared memory must live until the copy engine has read it
+}
