@@ -33,7 +33,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from flashviz import cuda  # noqa: E402
+from flashviz import cuda, ladder  # noqa: E402
 from flashviz.checks.same import same  # noqa: E402
 from flashviz.cuda import gpu  # noqa: E402
 from flashviz.cuda.trace import CAPACITY, DEFINE, RECORDS, REGIONS, buffers  # noqa: E402
@@ -41,10 +41,12 @@ from flashviz.cuda.trace_files import read_traces, write_traces  # noqa: E402
 from flashviz.programs import flash_attention_1 as fa1  # noqa: E402
 from flashviz.programs import flash_attention_2 as fa2  # noqa: E402
 from flashviz.programs import flash_attention_2_rope as fa2_rope  # noqa: E402
+from flashviz.programs import flash_attention_2_rungs as rungs  # noqa: E402
 from flashviz.programs import flash_decoding as decoding  # noqa: E402
 from flashviz.programs import online_softmax as softmax  # noqa: E402
 from flashviz.programs import rope  # noqa: E402
 from flashviz.programs import standard_attention as standard  # noqa: E402
+from flashviz.programs.flash_attention_2_registers import FlashAttention2Registers  # noqa: E402
 from flashviz.programs.replay import as_traced, check_outputs, most_actions, replay  # noqa: E402
 from flashviz.programs.stored import example  # noqa: E402
 
@@ -88,6 +90,14 @@ def row_softmax(form: str, D: int = 0) -> Case:
     )
 
 
+def rung_of_the_ladder(n: int) -> Case:
+    """As flash_attention_2, but 16-bit inputs: the same blocks on the same sizes."""
+    options = {**TILES, "rung": n}
+    return Case(
+        ladder.rung(n).kernel, "flash_attention_2_rungs", SQUARE, rungs.loops, lambda p: rungs.launch_kernel(p), options
+    )
+
+
 CASES = (
     Case("flash_attention_1", "flash_attention_1", SQUARE, fa1.forward, lambda p: fa1.launch_kernel(p.a), TILES),
     Case("flash_attention_2", "flash_attention_2", SQUARE, fa2.forward, lambda p: fa2.launch_kernel(p.a), TILES),
@@ -107,6 +117,7 @@ CASES = (
         lambda p: fa2_rope.launch_kernel(p),
         {"Br": 32, "Bc": 64},
     ),
+    *(rung_of_the_ladder(n) for n in (3, 4)),
     Case(
         "standard_attention",
         "standard_attention",
@@ -151,7 +162,8 @@ def record(case: Case, machine: Mapping[str, Any], out: Path) -> dict[str, Any]:
         raise AssertionError(str(differences[0]))
     names = [name for name in ("O", "y", "o") if getattr(result, name, None) is not None]
     replayed = getattr(result, names[0]).reshape(outputs[0].shape)
-    source = "".join(cuda.find(case.algorithm, trace.kernel).assembled for trace in traces)
+    file = program.kernel if isinstance(program, FlashAttention2Registers) else case.algorithm
+    source = "".join(cuda.find(file, trace.kernel).assembled for trace in traces)
     about = {
         **machine,
         "algorithm": case.algorithm,
@@ -265,7 +277,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
     parser.add_argument("--cases", default="", help="only these, separated by commas")
-    parser.add_argument("--rounds", type=int, default=6, help="turns of timing with tracing off and on")
+    parser.add_argument("--rounds", type=int, default=6, help="turns of timing with tracing off and on, 0 for none")
     options = parser.parse_args(argv)
     found = cuda.status()
     if not found.usable:
@@ -294,7 +306,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             (options.out / f"{case.name}.npz").unlink(missing_ok=True)
             failures.append(f"{case.name}: {type(error).__name__}: {error}")
         print(f"[{time.perf_counter() - started:5.1f} s] {case.name}", flush=True)
-    for what in COSTS:
+    for what in COSTS if options.rounds else ():
         try:
             costs.append(cost(**what, rounds=options.rounds, repeat=3 if what["sizes"] is FULL else 10))
         except Exception as error:
