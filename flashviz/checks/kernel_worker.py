@@ -23,7 +23,8 @@ from flashviz.checks.kernel_cases import CannotCheckError, Case, array_shape, ma
 from flashviz.cuda import cpu
 from flashviz.cuda.cpu_build import build
 from flashviz.cuda.cpu_faults import element_name, sentence
-from flashviz.cuda.cpu_library import Fault, Outcome, load
+from flashviz.cuda.cpu_library import load
+from flashviz.cuda.cpu_results import Fault, Outcome
 from flashviz.cuda.launching import LaunchError, Plan
 from flashviz.cuda.scalars import BFLOAT16
 from flashviz.cuda.signatures import ArgumentError

@@ -20,9 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from flashviz.cuda.cpu_build import INSTALL, CpuUnavailableError, HostCompileError, build, find_compiler
+from flashviz.cuda.cpu_build import INSTALL, CpuUnavailableError, build, find_compiler
 from flashviz.cuda.cpu_faults import MEANING, sentence
-from flashviz.cuda.cpu_library import ORDERS, CpuLibrary, Outcome, load
+from flashviz.cuda.cpu_library import ORDERS, CpuLibrary, load
+from flashviz.cuda.cpu_results import Outcome
+from flashviz.cuda.cpu_source import HostCompileError
 from flashviz.cuda.gpu import KernelError, Launched, Times
 from flashviz.cuda.launching import Limits, Plan
 from flashviz.cuda.signatures import is_array

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from flashviz.cuda.cpu_library import Fault, Side
+from flashviz.cuda.cpu_results import Fault, Side
 from flashviz.cuda.launching import Plan
 
 MEANING: Mapping[str, str] = {

@@ -9,80 +9,20 @@ import bisect
 import ctypes
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from flashviz.cuda.cpu_results import ACCESS, KINDS, Accesses, Fault, FindingStruct, Outcome, Side, SideStruct
+
 ORDERS = ("forward", "reverse", "random")
-KINDS = (
-    "",
-    "race",
-    "unwritten",
-    "bounds",
-    "barrier",
-    "blocks",
-    "warp",
-    "wild",
-    "input",
-    "shared",
-    "crash",
-    "endless",
-    "trap",
-    "pending",
-    "aligned",
-)
 CONST, OUTPUT, KNOWN = 1, 2, 4
-# One logged memory access: `block` in the order of blockIdx (x fastest); the action that its thread was in (65535 before the first
-# TRACE), the how-manieth of the thread's that was, and its tile coordinates; `array` as in Accesses.names; `element` counts from 0.
-ACCESS = np.dtype(
-    [
-        ("block", "u4"),
-        ("ordinal", "u4"),
-        ("thread", "u2"),
-        ("action", "u2"),
-        ("first", "i4"),
-        ("second", "i4"),
-        ("array", "i2"),
-        ("tiles", "u1"),
-        ("write", "u1"),
-        ("element", "i8"),
-    ],
-    align=True,
-)
 _GUARD = 4096
 _MOST_GUARD = 1 << 24
 
 _lock = threading.Lock()
 _libraries: dict[Path, CpuLibrary] = {}
-
-
-class _Side(ctypes.Structure):
-    _fields_ = [
-        ("present", ctypes.c_int),
-        ("write", ctypes.c_int),
-        ("block", ctypes.c_uint * 3),
-        ("thread", ctypes.c_uint * 3),
-        ("pc", ctypes.c_int64),
-        ("last", ctypes.c_int64),
-        ("calls", ctypes.c_int64 * 6),
-        ("file", ctypes.c_char_p),
-        ("line", ctypes.c_int),
-    ]
-
-
-class _Finding(ctypes.Structure):
-    _fields_ = [
-        ("kind", ctypes.c_int),
-        ("array", ctypes.c_char * 64),
-        ("element", ctypes.c_int64),
-        ("count", ctypes.c_int64),
-        ("shared", ctypes.c_int),
-        ("first", _Side),
-        ("second", _Side),
-        ("detail", ctypes.c_char * 160),
-    ]
 
 
 class _Kernel(ctypes.Structure):
@@ -93,71 +33,19 @@ class _Line(ctypes.Structure):
     _fields_ = [("address", ctypes.c_uint64), ("file", ctypes.c_uint32), ("line", ctypes.c_uint32)]
 
 
-@dataclass(frozen=True)
-class Side:
-    """One side of a fault: which thread of which block, and where: (file, line), then where the functions it is in were called."""
-
-    write: bool
-    block: tuple[int, int, int]
-    thread: tuple[int, int, int]
-    places: tuple[tuple[str, int], ...]
-
-
-@dataclass(frozen=True)
-class Fault:
-    """The first thing that went wrong in a launch; ``kind`` is one of KINDS.
-
-    ``element`` counts from the start of ``array`` in elements and may lie outside of 0 .. ``count`` - 1.
-    """
-
-    kind: str
-    array: str
-    element: int
-    count: int
-    shared: bool
-    sides: tuple[Side, ...]
-    detail: str
-
-
-@dataclass(frozen=True)
-class Accesses:
-    """The memory accesses of a launch in the order in which they happened, as an array of dtype ACCESS.
-
-    ``names`` gives the array of each number: arguments from 0 on, shared arrays and parts from -1 downwards. ``total`` is how many
-    there were, which may be more than there was room for.
-    """
-
-    records: np.ndarray
-    names: Mapping[int, str]
-    total: int
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a launch gave.
-
-    ``fault`` is None where it ran to its end. When memory accesses are observed, ``unwritten`` names the outputs with elements that
-    nothing wrote, each with their number and the first of them, and ``accesses`` is the log, where one was asked for.
-    """
-
-    fault: Fault | None
-    unwritten: Mapping[str, tuple[int, int]]
-    accesses: Accesses | None = None
-
-
 class CpuLibrary:
     """One compiled library. Loaded once a process; launches run one at a time, under a lock."""
 
     def __init__(self, path: Path) -> None:
         self._library = library = ctypes.CDLL(str(path))
         library.fv_buffer.restype = ctypes.c_void_p
-        library.fv_finding.restype = ctypes.POINTER(_Finding)
+        library.fv_finding.restype = ctypes.POINTER(FindingStruct)
         library.fv_anchor.restype = ctypes.c_void_p
         library.fv_unwritten.restype = ctypes.c_int64
         library.fv_shared_name.restype = ctypes.c_char_p
         for size in (library.fv_finding_size, library.fv_access_size, library.fv_logged):
             size.restype = ctypes.c_size_t
-        if (library.fv_finding_size(), library.fv_access_size()) != (ctypes.sizeof(_Finding), ACCESS.itemsize):
+        if (library.fv_finding_size(), library.fv_access_size()) != (ctypes.sizeof(FindingStruct), ACCESS.itemsize):
             raise RuntimeError("kernels/host does not belong to this flashviz; install flashviz again.")
         self._anchor = int(library.fv_anchor())
         self._lines: list[tuple[int, str, int]] | None = None
@@ -324,7 +212,7 @@ class CpuLibrary:
             index += 1
         return sorted(lines)
 
-    def _side(self, side: _Side) -> Side:
+    def _side(self, side: SideStruct) -> Side:
         places = []
         if side.file:
             places.append((side.file.decode(errors="replace").replace("\\", "/").rsplit("/", 1)[-1], int(side.line)))

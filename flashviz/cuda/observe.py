@@ -7,7 +7,7 @@ from typing import Any
 
 from flashviz.cuda import cpu
 from flashviz.cuda.cpu_faults import sentence
-from flashviz.cuda.cpu_library import Outcome
+from flashviz.cuda.cpu_results import Outcome
 from flashviz.cuda.gpu import KernelError, Launched
 from flashviz.cuda.launching import Plan
 from flashviz.cuda.trace import Observed, traced

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -33,7 +34,6 @@ class Timed:
     def __init__(self, plan: Plan, device: str) -> None:
         self.plan, self.device = plan, device
         self.outputs: dict[str, Any] = {name: plan.arguments[name] for name in plan.outputs}
-        label = f"{plan.source.path.name}: {plan.instance}"
         try:
             if device == "gpu":
                 self._launch = gpu.launcher(plan)
@@ -42,7 +42,7 @@ class Timed:
         except (gpu.GpuUnavailableError, cpu.CpuUnavailableError):
             raise
         except Exception as error:  # the compiler's: CuPy has several types of it
-            raise KernelError(f"{label} does not compile: {first_error(str(error))}") from error
+            raise KernelError(f"does not compile: {first_error(str(error))}") from error
 
     def run(self) -> float:
         """Fill the outputs with NaN, launch once and wait; milliseconds of the launch. Raises KernelError."""
@@ -103,6 +103,8 @@ def milliseconds(launches: Sequence[Callable[[], Any]], queued: bool = False) ->
 
 def first_error(text: str) -> str:
     """The line of a compiler's or driver's message that says what is wrong."""
+    if said := re.search(r'([^\s]+\(\d+\)): [^\n]*static assertion failed with "([^"]*)"', text):
+        return f"{said[1]}: {said[2]}"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return next(
         (line for line in lines if "error" in line.lower() and not line.startswith("#")), lines[0] if lines else ""

@@ -25,7 +25,7 @@ from flashviz.cuda.launching import Plan
 from flashviz.slots import Block
 
 if TYPE_CHECKING:
-    from flashviz.cuda.cpu_library import Accesses
+    from flashviz.cuda.cpu_results import Accesses
     from flashviz.cuda.gpu import Launched
 
 DEFINE = "FLASHVIZ_TRACE"

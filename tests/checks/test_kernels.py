@@ -21,7 +21,7 @@ from flashviz.checks.kernel_report import NAMES, Report
 from flashviz.checks.kernels import check
 from flashviz.cuda import cpu, find
 from flashviz.cuda.cpu_faults import MEANING
-from flashviz.cuda.cpu_library import KINDS
+from flashviz.cuda.cpu_results import KINDS
 
 pytestmark = pytest.mark.skipif(not cpu.status().usable, reason="no C++ compiler is here: pip install ziglang")
 
