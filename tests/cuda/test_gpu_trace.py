@@ -55,8 +55,8 @@ def run(script: Any, fake: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 def test_traces_are_recorded_stored_and_replayed(run: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    names = ["flash_attention_1", "flash_attention_2_causal", "flash_decoding_32", "fused_softmax", "rope"]
-    names += ["flash_attention_2_async"]
+    names = ["flash_attention_1", "flash_attention_2_causal", "flash_attention_2_async", "flash_decoding_32"]
+    names += ["fused_softmax", "rope"]
     folder = run(*names)
     said = capsys.readouterr().out
     assert "All checks passed" in said
