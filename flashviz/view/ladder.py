@@ -17,8 +17,8 @@ POINTS = 380  # of the roofline's height, about
 def ladder_plot(found: Any, *, d: int = 128, N: int | None = None, causal: bool = False) -> Figure:
     """Rates of the ladder's rungs, and of PyTorch's attention, against what the machine can do at most.
 
-    Left, the roofline: the rate of computing over operations a byte, both axes logarithmic. Under the slope the bytes decide, as in
-    decoding; under a flat roof the units that compute. Right, the same rates as bars.
+    Left, the roofline: the rate of computing over operations a byte, both axes logarithmic. Under the slope, a device copy, the bytes
+    decide, as in decoding; under a flat roof, the library's matrix product, the units that compute. Right, the same rates as bars.
 
     Args:
         found: what `bench` gave, or ``fv.measured("ladder")``.
@@ -56,15 +56,15 @@ def _roofline(
     rates = {dtype: rate for dtype, rate in data["rates"].items() if rate}
     points = [*prefill, *decode]
     reach = [row["flop"] / row["bytes"] for row in points] or [1.0, 1000.0]
-    x = np.geomspace(min(reach) / 4, max(reach) * 6, 200)
+    x = np.geomspace(min(reach) / 60, max(reach) * 150, 200)
     top = max(rates.values(), default=copy * float(x[-1]))
     axes.plot(x, np.minimum(copy * x, top), color=TEXT, linewidth=1.6, gid="roof")
-    axes.text(x[50], copy * x[50] * 1.3, f"copy {copy:.2f} TB/s ", fontsize=8, color=TEXT, ha="right")
+    axes.text(x[75], copy * x[75] * 1.3, f"copy {copy:.2f} TB/s ", fontsize=8, color=TEXT, ha="right")
     for dtype, rate in rates.items():
         axes.plot(
             x[copy * x > rate], np.full((copy * x > rate).sum(), rate), color=TEXT, linewidth=1.6, gid=f"roof-{dtype}"
         )
-        axes.text(x[-1], rate * 1.08, f"product {dtype} {rate:.0f} TFLOP/s", fontsize=8, color=TEXT, ha="right")
+        axes.text(x[-1], rate * 1.08, f"{dtype} {rate:.0f} TFLOP/s", fontsize=8, color=TEXT, ha="right")
     lowest = min((row["TFLOP/s"] for row in points), default=top / 1000) / 2
     decades = np.log10(2 * top / lowest)
     for rows, hue in ((prefill, PREFILL), (decode, DECODE)):
