@@ -73,7 +73,8 @@ static void product(void* const in[32], void* const*, unsigned) {
     if (!all_here(in)) return;
     const Element element = static_cast<Fragments*>(in[0])->element;
     const int depth = element == TF32 ? 8 : 16;
-    double a[16][16], b[16][8], sum[16][8] = {};
+    static double a[16][16], b[16][8], sum[16][8];  // not on the lane's stack; one warp at a time comes here
+    memset(sum, 0, sizeof sum);
     for (int lane = 0; lane < 32; ++lane) {
         const Fragments& f = *static_cast<Fragments*>(in[lane]);
         const int g = lane / 4, t = lane % 4;

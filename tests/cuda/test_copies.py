@@ -67,7 +67,7 @@ __global__ void chunks(const T* x, float* y, float* z) {
     *(uint4*)tile[lane] = *(const uint4*)(x + lane * 8);
     *(float4*)words[lane] = make_float4(1, 2, 3, 4);
     __syncwarp();                                          // the tile is complete
-    unsigned a[4];
+    unsigned a[4] = {};
     float d[4] = {};
     ldmatrix_x4(a, shared_address(tile[lane]));
     mma_m16n8k16<T>(d, a, a[0], a[1]);

@@ -183,6 +183,28 @@ except ImportError:
 
 
 @pytest.mark.skipif(ZIG != "ziglang", reason="ziglang is not installed: pip install ziglang")
+@pytest.mark.parametrize("check", [False, True])
+def test_ziglang_runs_the_tensor_core_rungs(check: bool, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        cpu_build, "find_compiler", lambda: Compiler((sys.executable, "-m", "ziglang", "c++"), "ziglang")
+    )
+    rng = np.random.default_rng(0)
+    Q, K, V = (rng.standard_normal((1, 2, n, 16)).astype(np.float16) for n in (20, 37, 37))
+    O, L = np.zeros_like(Q), np.zeros((1, 2, 20), np.float32)
+    kernel = cuda.Kernel("flash_attention_2_async", {"T": "half", "Br": 16, "Bc": 16, "D": 16, "Layout": 2})
+    plan = cuda.plan(
+        kernel, {"Q": Q, "K": K, "V": V, "O": O, "L": L, "Nq": 20, "Nk": 37, "causal": 1, "Hq": 2, "Hkv": 2}
+    )
+    outcome, outputs = cpu.launch_once(cpu.compile_plan(plan, check=check), plan, check=check, poison=True)
+    assert outcome.fault is None
+    assert outcome.unwritten == {}
+    q, k, v = (x.astype(np.float64) for x in (Q, K, V))
+    s = np.where(np.tri(20, 37, 17, bool), q @ k.swapaxes(2, 3) / 4, -np.inf)
+    p = np.exp(s - s.max(-1, keepdims=True))
+    np.testing.assert_allclose(outputs["O"], p / p.sum(-1, keepdims=True) @ v, atol=3e-3)
+
+
+@pytest.mark.skipif(ZIG != "ziglang", reason="ziglang is not installed: pip install ziglang")
 def test_ziglang_compiles_what_the_system_compiler_does(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = np.linspace(-3, 3, 24, dtype=np.float32).reshape(2, 12), np.zeros((2, 12), np.float32)
     kernel = cuda.Kernel("online_softmax", {"Tile": 4}, function="online_softmax")
@@ -221,16 +243,16 @@ def test_other_systems_compile_and_link(target: str, tmp_path: Path, monkeypatch
     ]
     source, assembly = tmp_path / "kernel.cpp", tmp_path / "kernel.s"
     source.write_text(
-        f'#include "cuda.hpp"\n{rewrite_shared(find("flash_attention_2").assembled)}\n'
-        'FV_EXPORT fv::Kernel fv_kernels[] = {fv::kernel<&flash_attention_2<4, 4, 8>>("k")};\n'
+        f'#include "cuda.hpp"\n{rewrite_shared(find("flash_attention_2_async").assembled)}\n'
+        'FV_EXPORT fv::Kernel fv_kernels[] = {fv::kernel<&flash_attention_2_async<half, 16, 16, 16, 2>>("k")};\n'
     )
 
     def run(*arguments: str) -> None:
         done = subprocess.run([*zig, *arguments], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
 
-    for name in ("runtime", "checks"):
-        run(*flags, "-c", str(host / f"{name}.cpp"), "-o", str(tmp_path / f"{name}.o"))
+    for name in cpu_build.PARTS:
+        run(*flags, "-c", str(host / name), "-o", str(tmp_path / f"{name}.o"))
     run(
         "-std=c++17",
         "-fno-exceptions",
@@ -252,7 +274,7 @@ def test_other_systems_compile_and_link(target: str, tmp_path: Path, monkeypatch
         libraries = cpu_build._libraries(Compiler(("ziglang",), "ziglang"))
     assert assembly.read_text().count(".quad") > 100
     run("-c", str(assembly), "-o", str(tmp_path / "kernel.o"))
-    objects = [str(tmp_path / f"{name}.o") for name in ("kernel", "runtime", "checks")]
+    objects = [str(tmp_path / f"{name}.o") for name in ("kernel", *cpu_build.PARTS)]
     run("-shared", *link, "-o", str(tmp_path / "library"), *objects, *libraries)
 
 
