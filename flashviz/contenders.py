@@ -215,15 +215,11 @@ def time_all(found: Sequence[Contender], repeat: int, rest: float, device: str, 
             running.append(one)
     for turn in range(repeat):
         for one in running[:: 1 if turn % 2 else -1]:
-            if device == "cpu":
-                start = time.perf_counter()
-                one.launches[0]()
-                one.times.append(1000 * (time.perf_counter() - start))
-                continue
-            time.sleep(rest)  # nobody runs in another's heat
-            work = list(one.launches) * (-(-16 // len(one.launches)) if queued else 1)
-            one.launches[0]()
-            one.times.append(milliseconds(work, queued) / len(work))
+            try:
+                one.times.append(_time(one, rest, device, queued))
+            except Exception as error:  # it was right once: whatever this is, the others go on
+                one.row["reason"] = first_error(str(error)) or type(error).__name__
+                running = [other for other in running if other is not one]
     for one in running:
         if _wrong(one, device):
             continue
@@ -231,6 +227,18 @@ def time_all(found: Sequence[Contender], repeat: int, rest: float, device: str, 
         one.row |= {"ms": ms, "ms min": min(one.times), "ms max": max(one.times), "TFLOP/s": one.row["flop"] / ms / 1e9}
         one.row["TB/s"] = one.row["bytes"] / ms / 1e9
     return [{"name": one.name, **one.row} for one in found]
+
+
+def _time(one: Contender, rest: float, device: str, queued: bool) -> float:
+    """Milliseconds of one launch; queued, the mean of sixteen or more, on each set of data in turn."""
+    if device == "cpu":
+        start = time.perf_counter()
+        one.launches[0]()
+        return 1000 * (time.perf_counter() - start)
+    time.sleep(rest)  # nobody runs in another's heat
+    work = list(one.launches) * (-(-16 // len(one.launches)) if queued else 1)
+    one.launches[0]()
+    return milliseconds(work, queued) / len(work)
 
 
 def _wrong(one: Contender, device: str) -> bool:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import flashviz as fv
 from flashviz import benchmark, cli, ladder
 from flashviz.benchmark import Bench, bench, measure
-from flashviz.contenders import Case, Contender, time_all
+from flashviz.contenders import Case, Contender, contenders, time_all
 from flashviz.cuda import cpu, gpu
 from flashviz.cuda.gpu import GpuStatus
 from flashviz.measurements import Measured, measured
@@ -120,6 +124,66 @@ def test_a_result_that_goes_wrong_while_it_is_timed_has_no_time() -> None:
     assert len(calls) == 5  # once before, three times, once after
     assert (rows[0]["reason"], rows[0]["wrong"], "ms" in rows[0]) == ("wrong: it is off", True, False)
     assert (rows[1]["reason"], "wrong" in rows[1]) == ("'no'", False)
+
+
+def test_one_that_fails_while_it_is_timed_does_not_stop_the_others() -> None:
+    calls: list[int] = []
+
+    def fails_later() -> None:
+        calls.append(1)
+        if len(calls) > 2:
+            raise RuntimeError("it fell over")
+
+    both = [Contender(name, {"flop": 1.0, "bytes": 1.0}, [work]) for name, work in (("a", fails_later), ("b", list))]
+    first, second = time_all(both, repeat=3, rest=0, device="cpu", queued=False)
+    assert (first["reason"], "ms" in first, "ms" in second) == ("it fell over", False, True)
+
+
+class FakeTorch:
+    """PyTorch's attention as `contenders` calls it, in NumPy; a backend called WRONG is wrong, one called NONE does not run."""
+
+    def __init__(self) -> None:
+        self.backend = ""
+        self.nn = types.SimpleNamespace(functional=types.SimpleNamespace(scaled_dot_product_attention=self.attend))
+        names = ("EFFICIENT_ATTENTION", "FLASH_ATTENTION", "CUDNN_ATTENTION")
+        self.SDPBackend = types.SimpleNamespace(**{name: name for name in names})
+
+    def from_dlpack(self, x: np.ndarray) -> np.ndarray:
+        return x
+
+    @contextlib.contextmanager
+    def sdpa_kernel(self, backends: list[str]) -> Iterator[None]:
+        (self.backend,) = backends
+        yield
+
+    def attend(self, q: Any, k: Any, v: Any, is_causal: bool, enable_gqa: bool) -> Any:
+        if self.backend == "CUDNN_ATTENTION":
+            raise RuntimeError("No available kernel.")
+        assert enable_gqa == (q.shape[1] != k.shape[1])
+        k, v = (np.repeat(x, q.shape[1] // x.shape[1], 1).astype("f8") for x in (k, v))
+        s = q.astype("f8") @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+        if is_causal and self.backend != "FLASH_ATTENTION":
+            s[..., np.triu(np.ones(s.shape[-2:], bool), 1)] = -np.inf
+        p = np.exp(s - s.max(-1, keepdims=True))
+        out = (p / p.sum(-1, keepdims=True) @ v).astype(q.dtype)
+        return types.SimpleNamespace(contiguous=lambda: out)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_peers_are_checked_like_ours(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = FakeTorch()
+    monkeypatch.setitem(sys.modules, "torch.nn.attention", torch)
+    case = Case("prefill", 1, 4, 2, 16, 16, causal)
+    rungs = [ladder.Rung(0, "none", ""), ladder.Rung(3, "none", "", "float16")]  # ours do not run here
+    found = list(contenders(case, rungs, "cpu", torch))
+    rows = {row["name"]: row for row in time_all(found, 1, 0, "cpu", False)}
+    assert rows["rung 0"]["reason"].startswith("no kernel file none.cu")
+    assert set(rows) == {"rung 0", "rung 3", "PyTorch memory-efficient", "PyTorch flash", "PyTorch cuDNN"}
+    assert "ms" in rows["PyTorch memory-efficient"]
+    assert rows["PyTorch memory-efficient"]["rung"] is None
+    assert rows["PyTorch cuDNN"]["reason"] == "No available kernel."
+    flash = rows["PyTorch flash"]
+    assert (bool(flash.get("wrong")), "ms" in flash) == (causal, not causal)  # it forgets the mask
 
 
 # -- what is shown -----------------------------------------------------------------------------------------------------
