@@ -99,8 +99,9 @@ def _kernel(of: Any) -> Source:
 def _dedent(lines: list[str]) -> list[str]:
     while lines and not lines[-1].strip():
         lines = lines[:-1]
-    margin = min((len(line) - len(line.lstrip()) for line in lines if line.strip()), default=0)
-    return [line[margin:].rstrip() for line in lines]
+    own = [line for line in lines if line.strip() and not line.startswith("#")]  # a directive stands at the margin
+    margin = min((len(line) - len(line.lstrip()) for line in own), default=0)
+    return [(line if line.startswith("#") else line[margin:]).rstrip() for line in lines]
 
 
 def _compare(a: list[str], b: list[str]) -> list[tuple[str, str]]:

@@ -12,7 +12,7 @@ from flashviz.view.figure import Figure
 from flashviz.view.palette import GROUND, TEXT, Hue, hue_of, text_on
 from flashviz.warp import SHAPES, Fragment, fragment
 
-CELL, GAP, MARGIN, TOP = 0.31, 0.75, 0.45, 0.55
+CELL, GAP, MARGIN, TOP = 0.29, 0.75, 0.45, 0.55
 """In inches: a cell, between the operands, at the sides, above each operand."""
 
 
@@ -31,7 +31,7 @@ def fragments(lane: int | None = 5, *, shape: str = "m16n8k16", names: Sequence[
         ValueError: no such shape or lane, or not three names.
 
     >>> fragments(5)
-    <Figure size 909x1147 with 3 Axes>
+    <Figure size 861x1083 with 3 Axes>
     """
     if shape not in SHAPES:
         raise ValueError(f"shape={shape!r} is none of {', '.join(SHAPES)}")

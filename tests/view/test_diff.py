@@ -53,6 +53,16 @@ def test_far_lines_are_left_out_and_the_place_is_named() -> None:
     ]
 
 
+def test_a_directive_at_the_margin_does_not_keep_the_others_indented() -> None:
+    sources = [
+        Source("cuda", name, f"        TRACE(scores, j);\n#pragma unroll\n        {work};", (("scores", 1, 3),))
+        for name, work in (("a.cu", "one"), ("b.cu", "two"))
+    ]
+    assert str(fv.code_diff(*sources, "scores")).splitlines()[1:] == [
+        *["  TRACE(scores, j);", "  #pragma unroll", "- one;", "+ two;"]
+    ]
+
+
 def test_what_is_refused() -> None:
     with pytest.raises(KeyError, match="names no action 'nothing'"):
         fv.code_diff(run(0), run(1), "nothing")
