@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from flashviz.cuda import cpu
+from flashviz.cuda.banks import BankConflicts, bank_conflicts
 from flashviz.cuda.cpu_build import CpuUnavailableError
 from flashviz.cuda.gpu import GpuStatus, GpuUnavailableError, KernelError, Launched, Times, run, status
 from flashviz.cuda.launching import Kernel, LaunchError, Limits, Plan, plan
@@ -36,6 +37,7 @@ from flashviz.cuda.trace import GUESS, KernelTrace, TraceError, TraceOverflowErr
 
 __all__ = [
     "ArgumentError",
+    "BankConflicts",
     "CpuUnavailableError",
     "GpuStatus",
     "GpuUnavailableError",
@@ -51,6 +53,7 @@ __all__ = [
     "Times",
     "TraceError",
     "TraceOverflowError",
+    "bank_conflicts",
     "choose_splits",
     "find",
     "launch",

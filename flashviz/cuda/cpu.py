@@ -80,12 +80,14 @@ def launch_once(
     poison: bool = False,
     seconds: int = 0,
     log: int = 0,
+    banks: bool = False,
 ) -> tuple[Outcome, dict[str, np.ndarray]]:
     """One run of a compiled plan on copies: what it gave, and its outputs by name, new contiguous arrays.
 
     ``index`` is the number of the plan's instantiation in the library. ``poison`` fills the outputs (but those that the header says
     are read first, @inout) with NaN, or all bits set, first. ``seconds`` is the time limit (0: none). With ``log`` up to that many
-    memory accesses are in the outcome; this and ``check`` need a library compiled for checking.
+    memory accesses are in the outcome, with ``banks`` the uses of shared memory's banks; these and ``check`` need a library compiled for
+    checking.
     """
     initialised = plan.source.header.inout
     passed = {name: _host(value) if is_array(value) else value for name, value in plan.arguments.items()}
@@ -106,6 +108,7 @@ def launch_once(
         initialised=initialised,
         seconds=seconds,
         log=log,
+        banks=banks,
     )
     return outcome, {name: passed[name] for name in plan.outputs}
 

@@ -42,7 +42,14 @@ _INLINE_PTX = (
     "the processor runs no inline PTX. include/ptx.cuh has functions for asynchronous copies and tensor cores that run here as well as on a "
     "GPU; wgmma, TMA and what else Hopper added (sm_90a) are not among them: such a kernel needs the GPU."
 )
-PARTS = ("runtime.cpp", "checks.cpp", "copies.cpp", "order.cpp", "tensor.cpp")  # of the runtime, compiled once
+PARTS = (
+    "runtime.cpp",
+    "checks.cpp",
+    "banks.cpp",
+    "copies.cpp",
+    "order.cpp",
+    "tensor.cpp",
+)  # of the runtime, compiled once
 _PROBLEM = re.compile(r"^(?P<file>[^\n:]*?):(?P<line>\d+):(?:\d+:)? (?:fatal )?error: (?P<text>[^\n]*)", re.M)
 
 
@@ -159,6 +166,8 @@ def build(assembled: str, instances: Sequence[str], *, check: bool = False, defi
     common += ["-fno-sanitize=undefined"] if compiler.zig else []
     common += ["-fstack-clash-protection"] if sys.platform == "linux" else []  # no frame jumps over a stack's guard
     flags = [*common, *(CHECKING if check else ["-O2"])]
+    if check and not compiler.zig and "clang" not in compiler_version(compiler.command):
+        flags.append("-fno-tree-sra")  # g++ would make four reads of the one of a float4
     folder = cache_folder()
     versions = (compiler.command, compiler_version(compiler.command), sys.platform, runtime)
     path = folder / f"{_key(*versions, flags, text)}{'.dll' if sys.platform == 'win32' else '.so'}"

@@ -14,7 +14,18 @@ from typing import Any
 
 import numpy as np
 
-from flashviz.cuda.cpu_results import ACCESS, KINDS, Accesses, Fault, FindingStruct, Outcome, Side, SideStruct
+from flashviz.cuda.cpu_results import (
+    ACCESS,
+    KINDS,
+    Accesses,
+    BankUse,
+    BankUseStruct,
+    Fault,
+    FindingStruct,
+    Outcome,
+    Side,
+    SideStruct,
+)
 
 ORDERS = ("forward", "reverse", "random")
 CONST, OUTPUT, KNOWN = 1, 2, 4
@@ -43,9 +54,12 @@ class CpuLibrary:
         library.fv_anchor.restype = ctypes.c_void_p
         library.fv_unwritten.restype = ctypes.c_int64
         library.fv_shared_name.restype = ctypes.c_char_p
-        for size in (library.fv_finding_size, library.fv_access_size, library.fv_logged):
+        library.fv_bank_uses.restype = ctypes.POINTER(BankUseStruct)
+        sizes = (library.fv_finding_size, library.fv_access_size, library.fv_bank_use_size)
+        for size in (*sizes, library.fv_logged):
             size.restype = ctypes.c_size_t
-        if (library.fv_finding_size(), library.fv_access_size()) != (ctypes.sizeof(FindingStruct), ACCESS.itemsize):
+        here = (ctypes.sizeof(FindingStruct), ACCESS.itemsize, ctypes.sizeof(BankUseStruct))
+        if tuple(size() for size in sizes) != here:
             raise RuntimeError("kernels/host does not belong to this flashviz; install flashviz again.")
         self._anchor = int(library.fv_anchor())
         self._lines: list[tuple[int, str, int]] | None = None
@@ -66,13 +80,14 @@ class CpuLibrary:
         initialised: Sequence[str] = (),
         seconds: int = 0,
         log: int = 0,
+        banks: bool = False,
     ) -> Outcome:
         """Run kernel number ``index`` of the library once.
 
         ``arguments`` are by name in declared order: contiguous NumPy arrays and NumPy scalars of exactly the declared types. The
         kernel works on copies with guards around them; those in ``outputs`` are copied back into the arrays given.
         ``initialised`` are the outputs whose contents the kernel may read before it writes them. ``seconds`` is the time limit, 0 for
-        none; ``log`` is how many memory accesses to keep at most.
+        none; ``log`` is how many memory accesses to keep at most; with ``banks`` the uses of shared memory's banks are counted.
         """
         library = self._library
         kernel = (_Kernel * (index + 1)).in_dll(library, "fv_kernels")[index]
@@ -102,6 +117,7 @@ class CpuLibrary:
                 records = np.zeros(log, ACCESS) if log else None
                 room = ctypes.c_void_p(None if records is None else records.ctypes.data)
                 library.fv_log(room, ctypes.c_size_t(log))
+                library.fv_count_banks(int(banks))
                 status = library.fv_launch(
                     ctypes.byref(kernel),
                     (ctypes.c_uint * 3)(*grid),
@@ -124,7 +140,7 @@ class CpuLibrary:
                     if count:
                         missing[name] = (int(count), int(first.value))
                 accesses = None if records is None else self._accesses(records, numbers)
-                return Outcome(self._fault() if status else None, missing, accesses)
+                return Outcome(self._fault() if status else None, missing, accesses, self._banks() if banks else ())
             finally:
                 library.fv_free()
 
@@ -138,6 +154,15 @@ class CpuLibrary:
             names[-1 - number] = name.decode(errors="replace")
         names[-1] = "dynamic shared memory"
         return Accesses(records[: min(total, len(records))], names, total)
+
+    def _banks(self) -> tuple[BankUse, ...]:
+        table, uses = self._library.fv_bank_uses(), []
+        for use in (table[n] for n in range(self._library.fv_bank_use_count())):
+            places = [found for offset in (use.pc, *use.calls) if offset and (found := self.place(offset))]
+            name = use.array.decode(errors="replace")
+            counts = int(use.accesses), int(use.phases), int(use.wavefronts)
+            uses.append(BankUse(name, bool(use.write), int(use.bytes), tuple(places), *counts))
+        return tuple(uses)
 
     def _buffer(self, name: str, known: int | None, array: np.ndarray, flags: int) -> int:
         guard = max(_GUARD, min(array.nbytes, _MOST_GUARD))

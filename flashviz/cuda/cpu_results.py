@@ -115,13 +115,47 @@ class Accesses:
 
 
 @dataclass(frozen=True)
+class BankUse:
+    """What the warps of a launch did at one place to one array of shared memory.
+
+    ``places`` is where: (file, line), then where the functions it is in were called. Each of the ``accesses`` of a warp is one to four
+    ``phases`` (``bytes`` a lane: 32 lanes of 4, 16 of 8, 8 of 16), and these took ``wavefronts`` passes, one each without conflicts.
+    """
+
+    array: str
+    write: bool
+    bytes: int
+    places: tuple[tuple[str, int], ...]
+    accesses: int
+    phases: int
+    wavefronts: int
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What a launch gave.
 
     ``fault`` is None where it ran to its end. When memory accesses are observed, ``unwritten`` names the outputs with elements that
-    nothing wrote, each with their number and the first of them, and ``accesses`` is the log, where one was asked for.
+    nothing wrote, each with their number and the first of them, ``accesses`` is the log and ``banks`` the uses of the banks, where these were asked for.
     """
 
     fault: Fault | None
     unwritten: Mapping[str, tuple[int, int]]
     accesses: Accesses | None = None
+    banks: tuple[BankUse, ...] = ()
+
+
+class BankUseStruct(ctypes.Structure):
+    """struct BankUse."""
+
+    _fields_ = [
+        ("array", ctypes.c_char * 64),
+        ("pc", ctypes.c_int64),
+        ("calls", ctypes.c_int64 * 6),
+        ("chain", ctypes.c_uint32),
+        ("write", ctypes.c_int),
+        ("bytes", ctypes.c_int),
+        ("accesses", ctypes.c_uint64),
+        ("phases", ctypes.c_uint64),
+        ("wavefronts", ctypes.c_uint64),
+    ]

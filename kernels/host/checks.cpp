@@ -215,6 +215,7 @@ static void shared_access(size_t offset, size_t bytes, bool write, const Touch& 
         const int64_t element = floor_divide((int64_t)offset - (int64_t)closest.offset, (int64_t)closest.element);
         give_up(BOUNDS, {closest.name, element, (int64_t)(closest.bytes / closest.element), true}, now, write);
     }
+    if (counting_banks) banks_note(offset, bytes, number, now);
     if (log_records) log_access(-2 - number, offset - a.offset, bytes, a.element, now.how);
     Place at = {a.name, 0, count, true};
     touch_range(shared_cells, shared_bytewise, offset, bytes, at, a.offset, a.element, now, write, true);

@@ -362,6 +362,7 @@ static bool run_block(uint16_t* order, int how) {
         for (size_t i = 0; i < fiber_count; ++i) ended += fibers[i].state == ENDED;
     }
     if (checking && !checks_barrier()) return false;
+    if (checking && counting_banks) banks_block();
     if (const Array* a = checking ? nullptr : broken_fence()) {
         Finding* f = report(BOUNDS, a->name);
         f->shared = 1;
@@ -545,6 +546,7 @@ FV_EXPORT int fv_launch(const Kernel* kernel, const unsigned* grid, const unsign
     if (checking) {
         checks_begin();
         order_begin();
+        banks_begin();
     }
     keep_globals();
     if (seconds) catch_signals(true, seconds);

@@ -36,6 +36,15 @@ struct Side {
     int line;
 };
 
+// What the warps of a launch did at one place to one array of shared memory: warp accesses, their phases, and how many passes those took.
+struct BankUse {
+    char array[64];
+    int64_t pc, calls[CALLS];
+    uint32_t chain;
+    int write, bytes;
+    uint64_t accesses, phases, wavefronts;
+};
+
 // The first thing that went wrong in a launch. `element` counts from the array's start and may be negative or past `count`.
 struct Finding {
     int kind;
@@ -155,6 +164,12 @@ FV_LOCAL int64_t unwritten(const Buffer& b, int64_t* element);  // how many elem
 FV_LOCAL void copies_block();
 FV_LOCAL void copies_free();
 FV_LOCAL char* shared_place(unsigned at, size_t bytes, bool write, const void* pc);  // the place of an address; aligned to its bytes
+
+// banks.cpp, in checking mode
+extern FV_LOCAL bool counting_banks;
+FV_LOCAL void banks_begin();
+FV_LOCAL void banks_note(size_t offset, size_t bytes, int array, const Touch& now);
+FV_LOCAL void banks_block();
 
 // order.cpp, in checking mode
 FV_LOCAL void order_begin();
