@@ -14,7 +14,7 @@ import pytest
 import flashviz as fv
 from flashviz import tuning
 from flashviz.cuda import cpu, gpu, kept
-from flashviz.cuda.gpu import GpuStatus
+from flashviz.cuda.gpu import GpuStatus, KernelError
 from flashviz.measurements import Measured
 from flashviz.programs.device import DeviceError
 from flashviz.tuning import AutotuneError, Candidate, Tuned, _key, autotune
@@ -144,6 +144,23 @@ def test_a_run_that_goes_wrong_later_is_rejected(halves: Path) -> None:
         ("", False),
         ("now it is wrong", True),
     ]
+
+
+@needs_compiler
+def test_a_run_that_fails_later_is_rejected(halves: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[str] = []
+
+    def run(self: Any) -> float:
+        runs.append(self.plan.instance)
+        if len(runs) == 4:
+            raise KernelError("\nit ran into a wall\n")
+        return 1.0 + len(runs)
+
+    monkeypatch.setattr(tuning.Timed, "run", run)
+    found = tune(halves, [A, WHOLE], check=lambda outputs: "", repeat=2)
+    assert len(runs) == 5  # the one that failed has no more turns
+    right, failed = found.candidates
+    assert (right.reason, right.runs, failed.reason, failed.milliseconds) == ("", 2, "it ran into a wall", None)
 
 
 @needs_compiler

@@ -18,7 +18,18 @@ from flashviz import cuda
 from flashviz.cuda import cpu, gpu, sources
 from flashviz.cuda.nvrtc import Nvrtc, NvrtcMissingError
 from flashviz.cuda.sources import folders
-from flashviz.cuda.trace import DEFINE, RECORD, REGION, TraceError, TraceOverflowError, buffers, decode
+from flashviz.cuda.trace import (
+    CAPACITY,
+    DEFINE,
+    RECORD,
+    RECORDS,
+    REGION,
+    REGIONS,
+    TraceError,
+    TraceOverflowError,
+    buffers,
+    decode,
+)
 from flashviz.cuda.trace_files import read_traces, write_traces
 from flashviz.slots import Block
 
@@ -211,6 +222,22 @@ def test_actions_in_functions_are_those_of_the_kernel(tmp_path: Path, room: int)
     path.write_text(CALLING)
     with pytest.raises(TraceError, match=r"2 actions of blockIdx \(2, 0, 0\) .* must say TRACE_BLOCK_AND_CALLS"):
         cuda.launch(cuda.Kernel(path), (x, 8, 2), device="cpu", trace=room)
+
+
+@needs_compiler
+@pytest.mark.parametrize("text", [COUNTING, CALLING.replace("TRACE_BLOCK(", "TRACE_BLOCK_AND_CALLS(")])
+def test_what_finds_no_room_is_counted_and_not_written(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "counting.cu"
+    path.write_text(text)
+    plan = cuda.plan(cuda.Kernel(path), (np.zeros(8, "f4"), 8, 2))
+    records, regions = buffers(plan, 9)
+    records.view("u1")[...] = 0xAB
+    on = {RECORDS: records, REGIONS: regions, CAPACITY: np.uint64(3)}  # says that less room is there than is
+    cpu.run(plan, defines=(DEFINE,), device_globals=on)
+    assert regions["count"].tolist() == [0, 0, 4, 6, 8, 10, 12, 14]
+    kept = records.reshape(-1)
+    untouched = (kept.view("u1").reshape(-1, RECORD.itemsize) == 0xAB).all(axis=1)
+    assert untouched.tolist() == [*([True] * 6), *([False] * 18), *([True] * 48)]  # 3 of each block, of 0 and 1 none
 
 
 @needs_compiler
