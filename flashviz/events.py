@@ -176,7 +176,10 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Source text that a step can be looked up in: ``lines`` gives each action's first and last line, counted from 1."""
+    """Source text that a step can be looked up in: ``lines`` gives each action's first and last line, counted from 1.
+
+    An action may stand in several places; the first is what ``span`` and ``lines_of`` mean.
+    """
 
     language: str
     name: str

@@ -43,7 +43,8 @@ class SourceError(ValueError):
 
 @dataclass(frozen=True)
 class KernelSource:
-    """One kernel of a file. ``actions`` maps each name to its first and last line (from 1, inclusive) in ``text``.
+    """One kernel of a file. ``actions`` maps each name to its first and last line (from 1, inclusive) in ``text``, those where it stands
+    first; ``places`` are all of them, for a kernel that names an action twice: a tile is loaded before the loop, and more inside it.
 
     ``parts`` are the extents of each part of the shared memory, ``part_types`` the types of those that are not float. ``kernels`` are all
     that the file describes. ``trace_ids`` numbers the actions of the whole file from 0 in their order of appearance; ``assembled`` is what
@@ -61,6 +62,7 @@ class KernelSource:
     parts: Mapping[str, tuple[str, ...]]
     kernels: tuple[str, ...] = ()
     part_types: Mapping[str, str] = field(default_factory=dict)
+    places: tuple[tuple[str, int, int], ...] = ()
 
     def shared_parts(self, template: TemplateValues) -> dict[str, int]:
         """Bytes of each named part of the dynamic shared memory, in carving order, for these template values."""
@@ -144,9 +146,11 @@ def parse(text: str, path: Path, function: str = "") -> KernelSource:
             extents, types[name] = tuple(rest), first
         parts[name] = extents
     assembled = f'{numbers}#line 1 "{path.name}"\n{body}'
-    actions = action_lines(code)
+    places = action_places(code)
+    actions = {name: (first, last) for name, first, last in reversed(places)}
+    actions = {name: actions[name] for name, _, _ in places}
     return KernelSource(
-        header.kernel, path, text, assembled, header, signature, actions, ids, parts, tuple(headers), types
+        header.kernel, path, text, assembled, header, signature, actions, ids, parts, tuple(headers), types, places
     )
 
 
@@ -230,11 +234,11 @@ def assemble(text: str, path: Path) -> str:
     return expand(text, path, path.name)
 
 
-def action_lines(code: str) -> dict[str, tuple[int, int]]:
-    """First and last line of each action: from its TRACE to the next, less what opens or closes a block around the two."""
+def action_places(code: str) -> tuple[tuple[str, int, int], ...]:
+    """Each TRACE line's action with its first and last line: from there to the next, less what opens or closes a block around the two."""
     lines = code.splitlines()
     starts = [(n, found[1]) for n, line in enumerate(lines, 1) if (found := _TRACE.match(line))]
-    actions: dict[str, tuple[int, int]] = {}
+    places = []
     for position, (first, name) in enumerate(starts):
         end = starts[position + 1][0] if position + 1 < len(starts) else len(lines) + 1
         depth, last = 0, first
@@ -245,5 +249,5 @@ def action_lines(code: str) -> dict[str, tuple[int, int]]:
                 break
             if depth == 0 and line.strip():
                 last = n
-        actions.setdefault(name, (first, last))
-    return actions
+        places.append((name, first, last))
+    return tuple(places)

@@ -44,13 +44,13 @@ def kernel_source(name: str, *functions: str) -> Source:
     Args:
         name: the file's.
         functions: the kernels whose actions were performed, where the file has several; all of them when not given.
-            An action of several kernels has its lines in the first.
+            An action of several kernels has its lines in the first, and where that names it twice, in both places.
     """
     from flashviz.cuda import sources
 
     found = sources.find(name)
-    actions: dict[str, tuple[int, int]] = {}
+    lines: list[tuple[str, int, int]] = []
     for function in functions or found.kernels:
-        actions |= {k: v for k, v in sources.find(name, function).actions.items() if k not in actions}
-    lines = tuple((action, first, last) for action, (first, last) in actions.items())
-    return Source("cuda", found.path.name, found.text, lines)
+        known = {action for action, _, _ in lines}
+        lines += [place for place in sources.find(name, function).places if place[0] not in known]
+    return Source("cuda", found.path.name, found.text, tuple(lines))

@@ -66,7 +66,7 @@ def layers_of(recording: Recording, layout: Layout, slot: Slot, step: Step) -> l
         changed = None
     awaited, waiting = waits(recording, step)
     if landed and changed is not None and changed is not before:
-        return landing(layout, slot, step, flights, out, changed, 0.5 if slot.name in awaited else 1.0)
+        return landing(layout, slot, step, flights, out, changed, 0.5 if awaited else 1.0)
     half = 0.5 if moved and (changed or slot.name in awaited) else 1.0
     if moved:
         out.append(Layer(moved[0], moved[1], 0, half))

@@ -15,7 +15,7 @@ from flashviz.recording import Recording
 from flashviz.view.facts import flights_of, layout_for
 from flashviz.view.layers import layers_of
 from flashviz.view.palette import GROUND, HUES
-from flashviz.view.panel import legend_html
+from flashviz.view.panel import action_class, code_html, legend_html, targets_of
 from flashviz.view.scene import scene
 from flashviz.view.shapes import Rect, Text
 
@@ -157,3 +157,13 @@ def test_each_block_has_a_square_of_its_own_however_the_kernel_numbers_them() ->
         assert run.recording is not None
         squares = layout_for(run.recording, None).square
         assert sorted(squares.values()) == list(range(6))
+
+
+def test_both_places_where_a_tile_is_asked_for_are_marked_in_the_kernel() -> None:
+    recording = recorded(4)
+    kernel = recording.code[1]
+    before, inside = (kernel.text.split("\n")[first - 1] for name, first, _ in kernel.lines if name == "load_k")
+    assert (before.strip(), inside.strip()) == ("TRACE(load_k, 0);", "TRACE(load_k, j + 1);")
+    html = code_html(kernel, targets_of(recording, range(len(recording.steps))))
+    assert html.count(f"fv-a {action_class('load_k')}") == 2
+    assert html.count(f"fv-a {action_class('scores')}") == 1
