@@ -15,34 +15,68 @@
 #pragma once
 #include "hopper.cuh"
 
-__device__ __forceinline__ unsigned wgmma_tile(SharedAddress tile, unsigned panel_bytes = 0) { return tile >> 4 | panel_bytes >> 4 << 16; }
-__device__ __forceinline__ unsigned long long wgmma_at(unsigned tile, unsigned bytes) {
+__device__ inline unsigned wgmma_tile(SharedAddress tile, unsigned panel_bytes = 0) { return tile >> 4 | panel_bytes >> 4 << 16; }
+__device__ inline unsigned long long wgmma_at(unsigned tile, unsigned bytes) {
     return 1ull << 62 | 1024ull / 16 << 32 | (tile + (bytes >> 4));
 }
 
+// ---- what there is -----------------------------------------------------------------------------------------------------------------
+
 // Before the first product of a series: registers written so far are seen by it.
-__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" : : : "memory"); }
+__device__ void wgmma_fence();
 // The products started since the last commit become one group.
-__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory"); }
+__device__ void wgmma_commit();
 // Waits until at most `Pending` groups are unfinished: until then nobody may touch their registers or their tiles.
 template <int Pending>
-__device__ __forceinline__ void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(Pending) : "memory"); }
+__device__ __forceinline__ void wgmma_wait();
 // The compiler knows nothing of products under way. After a wait it must not have moved uses of their registers before it.
 template <int N>
-__device__ __forceinline__ void wgmma_keep(float (&d)[N]) {
+__device__ __forceinline__ void wgmma_keep(float (&d)[N]);
+
+// d = A B, or d += A B if `add`. For each width n, 32, 64, 128 or 256, with n / 2 floats, and each T:
+//     wgmma<T>(d, a, b, add)            A and B in shared memory, the inner dimension contiguous in both (Q and K for Q K^T)
+//     wgmma<T>(d, registers, b, add)    A in registers, B with its columns contiguous (V for P V)
+template <typename T, int N>
+__device__ void wgmma(float (&d)[N], unsigned long long a, unsigned long long b, bool add);
+template <typename T, int N>
+__device__ void wgmma(float (&d)[N], const unsigned (&a)[4], unsigned long long b, bool add);
+
+// Two products of whole tiles, started as one group each; tiles swizzled, panel after panel of 64 columns.
+//
+// S = Q K^T, 64 x Bc. 16 columns of a row are 32 bytes; after four times that the next panel begins.
+template <typename T, int Bc, int D>
+__device__ __forceinline__ void wgmma_scores(float (&s)[Bc / 2], SharedAddress Q, SharedAddress K) {
+    const unsigned q = wgmma_tile(Q), k = wgmma_tile(K);
+#pragma unroll
+    for (int x = 0; x < D; x += 16) {
+        const int panel = x / 64, inside = x % 64 * 2;
+        wgmma<T>(s, wgmma_at(q, panel * 64 * 128 + inside), wgmma_at(k, panel * Bc * 128 + inside), x > 0);
+    }
+    wgmma_commit();
+}
+// O += P V, 64 x D. 16 keys are 16 rows of 128 bytes; the columns go on in the next panel.
+template <typename T, int Bc, int D>
+__device__ __forceinline__ void wgmma_values(float (&o)[D / 2], const unsigned (&p)[Bc / 16][4], SharedAddress V) {
+    const unsigned v = wgmma_tile(V, Bc * 128);
+#pragma unroll
+    for (int c = 0; c < Bc; c += 16) wgmma<T>(o, p[c / 16], wgmma_at(v, c * 128), true);
+    wgmma_commit();
+}
+
+// ---- and how it is said in PTX -------------------------------------------------------------------------------------------------------
+#ifndef HOPPER_EMULATED
+
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" : : : "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory"); }
+template <int Pending>
+__device__ void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(Pending) : "memory"); }
+template <int N>
+__device__ void wgmma_keep(float (&d)[N]) {
 #pragma unroll
     for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i]) : : "memory");
 }
 
-// d = A B, or d += A B if `add`. For each width n, with n / 2 floats, and each T:
-//     wgmma<T>(d, a, b, add)            A and B in shared memory, the inner dimension contiguous in both (Q and K for Q K^T)
-//     wgmma<T>(d, registers, b, add)    A in registers, B with its columns contiguous (V for P V)
-template <typename T, int N>
-__device__ __forceinline__ void wgmma(float (&d)[N], unsigned long long a, unsigned long long b, bool add);
-template <typename T, int N>
-__device__ __forceinline__ void wgmma(float (&d)[N], const unsigned (&a)[4], unsigned long long b, bool add);
-
-// The instruction names each of its up to 128 registers. WGMMA_REGISTERS_n spells them for the assembler, WGMMA_FLOATS_n ties them to d.
+// The instruction names each of its up to 128 registers. WGMMA_TEN spells ten of them for the assembler, WGMMA_FLOATS_n ties n of them to d.
 #define WGMMA_TEN(tens) "%" #tens "0, %" #tens "1, %" #tens "2, %" #tens "3, %" #tens "4, %" #tens "5, %" #tens "6, %" #tens "7, %" #tens "8, %" #tens "9"
 #define WGMMA_FLOATS_8(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
 #define WGMMA_FLOATS_16(i) WGMMA_FLOATS_8(i), WGMMA_FLOATS_8(i + 8)
@@ -76,24 +110,4 @@ WGMMA(128, WGMMA_0_TO_59 ", %60, %61, %62, %63", WGMMA_FLOATS_64, 64, 65, 66, 67
 WGMMA(256, WGMMA_0_TO_59 ", " WGMMA_60_TO_119 ", %120, %121, %122, %123, %124, %125, %126, %127",
       WGMMA_FLOATS_128, 128, 129, 130, 131, 132, 133)
 
-// Two products of whole tiles, started as one group each; tiles swizzled, panel after panel of 64 columns.
-//
-// S = Q K^T, 64 x Bc. 16 columns of a row are 32 bytes; after four times that the next panel begins.
-template <typename T, int Bc, int D>
-__device__ __forceinline__ void wgmma_scores(float (&s)[Bc / 2], SharedAddress Q, SharedAddress K) {
-    const unsigned q = wgmma_tile(Q), k = wgmma_tile(K);
-#pragma unroll
-    for (int x = 0; x < D; x += 16) {
-        const int panel = x / 64, inside = x % 64 * 2;
-        wgmma<T>(s, wgmma_at(q, panel * 64 * 128 + inside), wgmma_at(k, panel * Bc * 128 + inside), x > 0);
-    }
-    wgmma_commit();
-}
-// O += P V, 64 x D. 16 keys are 16 rows of 128 bytes; the columns go on in the next panel.
-template <typename T, int Bc, int D>
-__device__ __forceinline__ void wgmma_values(float (&o)[D / 2], const unsigned (&p)[Bc / 16][4], SharedAddress V) {
-    const unsigned v = wgmma_tile(V, Bc * 128);
-#pragma unroll
-    for (int c = 0; c < Bc; c += 16) wgmma<T>(o, p[c / 16], wgmma_at(v, c * 128), true);
-    wgmma_commit();
-}
+#endif
