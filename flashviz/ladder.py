@@ -60,13 +60,29 @@ PREFILL: tuple[Rung, ...] = (
         "tensor cores for float32: three TF32 products",
         measured={64: {"Br": 128, "Bc": 32, "Rows": 32}, 128: {"Br": 128, "Bc": 48, "Rows": 16}},
     ),
-    Rung(3, "flash_attention_2_mma", "16-bit inputs, tensor cores, scores stay in registers", "float16"),
-    Rung(4, "flash_attention_2_async", "copies run while the tensor cores do; no bank conflicts", "float16"),
+    Rung(
+        3,
+        "flash_attention_2_mma",
+        "16-bit inputs, tensor cores, scores stay in registers",
+        "float16",
+        {64: {"Br": 64, "Bc": 64}, 128: {"Br": 64, "Bc": 64}},
+    ),
+    Rung(
+        4,
+        "flash_attention_2_async",
+        "copies run while the tensor cores do; no bank conflicts",
+        "float16",
+        {64: {"Br": 64, "Bc": 64, "Layout": 2}, 128: {"Br": 64, "Bc": 64, "Layout": 2}},
+    ),
     Rung(
         5,
         "flash_attention_2_tuned",
         "more products a load, fewer instructions between them, sizes by search",
         "float16",
+        {
+            64: {"Br": 128, "Bc": 64, "Warps": 4, "Stages": 2},
+            128: {"Br": 128, "Bc": 64, "Warps": 4, "Stages": 2},
+        },
     ),
 )
 DECODE: tuple[Rung, ...] = (
