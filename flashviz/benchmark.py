@@ -83,6 +83,7 @@ class Bench:
         roofs = [f"copy {self.data['copy TB/s']:.2f} TB/s (read plus written)"]
         roofs += [f"matrix product {dtype} {rate:.0f} TFLOP/s" for dtype, rate in self.data["rates"].items() if rate]
         lines = [f"Measured on {self.where}: {', '.join(roofs)}."]
+        lines += filter(None, [self.data.get("note", "")])
         if self.stored:
             lines.insert(0, f"{self.stored} These are stored figures.")
         for problem, rows in problems(self.rows).items():

@@ -40,6 +40,7 @@ FIGURES = {
     "gpu": "NVIDIA X1",
     "multiprocessors": 7,
     "date": "2026-01-02",
+    "note": "It rained.",
     "copy TB/s": 4.0,
     "rates": {"float32": 50.0, "float16": 700.0},
     "rows": [
@@ -213,6 +214,7 @@ def test_without_a_gpu_stored_figures_are_shown_as_such(stored: Measured, tmp_pa
     lines = str(found).splitlines()
     assert lines[0] == "There is no GPU here. These are stored figures."
     assert lines[1].startswith("Measured on one X1 with 7 multiprocessors, 2026-01-02: copy 4.00 TB/s")
+    assert lines[2] == "It rained."
     assert "prefill: B = 4, 32 heads, N = 4096, d = 64" in lines
     assert any(
         line.split() == ["rung", "4", "float16", "–", "flash_x", "needs", "sm_80", "or", "newer"] for line in lines

@@ -401,8 +401,10 @@ def test_tracing_off_is_the_machine_code_of_no_trace_lines(nvrtc: Nvrtc, kernel:
     traced = nvrtc.compile(code, instances, arch, (f"-D{DEFINE}",))
     assert all(found not in off[name] for name, found in machine_code(traced.cubin).items())
     for name, used in traced.resources.items():
-        assert (used.spill_stores, used.spill_loads, used.stack, used.static_shared) == (0, 0, 0, 0), name
-        assert used.registers <= BUDGETS[name.split("<")[0]].traced, name
+        budget = BUDGETS[name.split("<")[0]]
+        assert max(used.spill_stores, used.spill_loads, used.stack) <= budget.spilled, name
+        assert used.static_shared == 0, name
+        assert used.registers <= budget.traced, name
     assert "warning" not in traced.log.lower()
 
 
