@@ -82,7 +82,11 @@ class FlashAttention2Ahead(FlashAttention2Registers):
 
 
 class FlashAttention2Tuned(FlashAttention2Ahead):
-    """The actions of rung 5: those of rung 4, but that O leaves through shared memory."""
+    """The actions of rung 5: those of rung 4, but that O leaves through shared memory.
+
+    One thing the kernel does otherwise is not shown: its mi lags behind the running maximum, and moves only when a score is 2^8 above
+    it. What is relative to it, li and Oi, then differs by the same factor from what is shown here; O and L do not.
+    """
 
     load_q = FlashAttention2Ahead.load_q
     load_k = FlashAttention2Ahead.load_k

@@ -208,6 +208,7 @@ def test_the_kernels_do_what_they_name(name, dtype, seed):
     Nq, Nk = int(rng.integers(1, 2 * Br + 2)), int(rng.integers(1, 3 * Bc + 2))
     heads = [(1, 1), (2, 1), (4, 2)][rng.integers(3)]
     options = {"rung": name, "dtype": dtype, "Br": Br, "Bc": Bc, "causal": bool(rng.integers(2))}
+    options["scale"] = [None, 0.0, -0.3][rng.integers(3)]
     arrays = inputs(seed, Nq, Nk, d, heads)
     fa = rungs.program(*arrays, **options)
     (O, _), recording, false = observe(fa, rungs.loops, lambda: rungs.launch_kernel(fa, "cpu"))
