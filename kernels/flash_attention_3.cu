@@ -14,7 +14,7 @@
 // Layout   half or bfloat16, row-major, contiguous:  Q, O [B, Hq, Nq, D]   K, V [B, Hkv, Nk, D]   L [B, Hq, Nq] float, natural log
 // Heads    query head h reads K, V head h / (Hq / Hkv); `heads` is B * Hq
 // Causal   aligned bottom-right: query q sees the keys k <= q + Nk - Nq. A row that sees no key gets O = 0 and L = -inf
-// Launch   Br / 64 consumers and the producer's warpgroup; D is 64 or 128, Br a multiple of 64, Bc 64 or 128
+// Launch   Br / 64 consumers and the producer's warpgroup; D is 64 or 128, Br 128 or 192, Bc 64 or 128
 //
 // The lines that start with @ are read by the launcher and the tests: how to launch the kernel, what to compile, what to check.
 // @kernel    flash_attention_3
@@ -23,7 +23,7 @@
 // @block     2 * Br + 128
 // @arch      90a
 // @instead   flash_attention_2_tuned, flash_attention_2
-// @blocks    Br, Bc
+// @blocks    Bc
 // @array     Q [B, Hq, Nq, D]
 // @array     K [B, Hkv, Nk, D]
 // @array     V [B, Hkv, Nk, D]
@@ -73,8 +73,9 @@ __device__ __forceinline__ float row_sum(float x) {
     return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-// s becomes p = 2^(log2_scale (s - m)), l this thread's part of the running denominator. m is the maximum *as far as needed*: it is raised only when
-// a score exceeds it by a factor of 2^8; until then p fits in 16 bits, and neither l nor O change. Returns whether O must be multiplied by corr.
+// s becomes p = 2^(log2_scale (s - m)), l this thread's part of the running denominator. m is the maximum *as far as needed*: it is
+// raised only when some p would exceed 2^8; until then p fits in 16 bits, and neither l nor O need a correction. Returns whether O must
+// be multiplied by corr, the same answer in the whole warp.
 template <int N>
 __device__ __forceinline__ bool softmax(float (&s)[N], float (&m)[2], float (&l)[2], float (&corr)[2], float log2_scale) {
     float top[2];
@@ -282,9 +283,9 @@ flash_attention_3(const __grid_constant__ TensorMap Q, const __grid_constant__ T
         }
         const bool raised = softmax_here();
         wgmma_keep(s);
-        // V of this tile. Its parity is mixed with the sign of l, which is never set: without it the assembler moves the softmax
-        // behind the next wait, whatever is volatile, and nothing overlaps.
-        v_full[here.slot].wait(here.parity ^ __float_as_uint(l[0] + l[1]) >> 31);
+        // V of this tile. Its parity asks whether l is negative, which it never is: else the assembler may move the softmax behind
+        // the next wait, whatever is volatile, and nothing overlaps.
+        v_full[here.slot].wait(here.parity ^ (l[0] + l[1] < 0.f));
         wgmma_wait<0>();
         wgmma_keep(o);
         done_with(v_empty[before]);

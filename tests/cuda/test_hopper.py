@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from flashviz import cuda
 from flashviz.cuda import cpu
+from flashviz.cuda.machine_code import sections
 from flashviz.cuda.nvrtc import Nvrtc, NvrtcMissingError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -99,6 +101,36 @@ def test_products_run_beside_the_softmax(nvrtc: Nvrtc) -> None:
     assert source.assembled.count(started) == 1
     branched = source.assembled.replace(started, f"        if (lane != Nk) {{\n{started}\n        }}")
     assert "serialized" in log_of(nvrtc, source, branched)  # so the test can fail
+
+
+LOOP = re.compile(r"WH{4,8}WH{8}Wx{64,72}W")
+
+
+def order(cubin: bytes) -> str:
+    """The machine code's order in letters: W waits for products or makes ready for them, H a product, x an exponential, in one function."""
+    (code,) = sections(cubin).values()
+    kinds = {0x1C5: "W", 0x1F0: "H", 0x108: "x"}
+    words = (int.from_bytes(code[n : n + 2], "little") & 0x1FF for n in range(0, len(code), 16))
+    return "".join(kinds.get(word, "") for word in words)
+
+
+@pytest.mark.parametrize("values", [{"Br": 192, "D": 64, "Stages": 3}, {"Br": 128, "D": 128, "Stages": 2}])
+@pytest.mark.parametrize("causal", [0, 1])
+def test_the_exponentials_stay_between_the_two_waits(nvrtc: Nvrtc, values: dict[str, int], causal: int) -> None:
+    """In the loop: both products, the wait for the scores, all exponentials, and only then the wait for the values."""
+    source = cuda.find("flash_attention_3")
+    instance = source.signature.instance({"T": "half", "Bc": 128, "Causal": causal, **values})
+    assert LOOP.search(order(nvrtc.compile(source.assembled, [instance], "90a").cubin))
+
+
+def test_without_the_question_they_do_not(nvrtc: Nvrtc) -> None:
+    """What the sign of l in the wait for V is there for; so the test above can fail."""
+    source = cuda.find("flash_attention_3")
+    asked = "here.parity ^ (l[0] + l[1] < 0.f)"
+    assert source.assembled.count(asked) == 1
+    unasked = source.assembled.replace(asked, "here.parity")
+    found = nvrtc.compile(unasked, ["flash_attention_3<half, 192, 128, 64, 0, 3>"], "90a")
+    assert not LOOP.search(order(found.cubin))
 
 
 # -- launches ----------------------------------------------------------------------------------------------------------
