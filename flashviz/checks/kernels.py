@@ -23,6 +23,8 @@ The limits, each of which a test shows:
 * two threads that write the same value to one element are reported all the same; ``volatile`` orders nothing here;
 * within a block only __syncthreads and __syncwarp of a whole warp order accesses; shuffles and partial masks do not. Between blocks
   __threadfence and an atomic do, as in "the last block to finish reads what the others wrote"; a fence on the reading side is not asked for;
+* with g++, what a function returns as a struct of the reader's own straight into an array counts as not written (CUDA's vectors and the
+  16-bit floats are seen), and device globals are not looked at;
 * a wrong result is no fault: hold outputs against a reference as well;
 * spinning until another block does something never ends here, for blocks run one after the other;
 * line numbers need a compiler that writes `.loc` directives (g++, clang, ziglang); on Windows a crash has no line, and on arm64 a

@@ -6,9 +6,9 @@ Each CUDA thread is a fiber; `__syncthreads` and warp intrinsics are where one w
 is bit for bit the same every time, and a kernel without races gives the same bits in each of three thread orders: "forward", "reverse",
 "random" (with a seed). Shared memory starts as NaN and has fences; so have the arrays, which the kernel gets as copies.
 
-What differs from a GPU: expf and its like are the C library's, and products and sums are not fused, so the last bits differ; there is no
-half precision, no inline PTX and no texture; what needs several blocks at once never ends. Written for Linux, macOS and Windows on x86-64
-and arm64; run by the tests on Linux x86-64 only.
+What differs from a GPU: expf and its like are the C library's, and products and sums are not fused, so the last bits differ; of inline PTX
+there are the functions of include/half.cuh and ptx.cuh, and no textures; what needs several blocks at once never ends. Written for Linux,
+macOS and Windows on x86-64 and arm64; run by the tests on Linux x86-64 only.
 """
 
 from __future__ import annotations

@@ -275,3 +275,42 @@ def test_the_log_has_every_element_once_and_copies_where_they_were_issued(tmp_pa
     assert sorted(writes["element"]) == list(range(512))
     chunk = writes[writes["thread"] == 5]
     assert chunk["element"].tolist() == [20, 21, 22, 23, 276, 277, 278, 279]
+
+
+STRUCTS = """// @kernel structs
+// @grid 1
+// @block 32
+// @array y [32]
+#include "include/half.cuh"
+struct Pair { float a, b; };
+__device__ Pair pair(float x) { return {x, x}; }
+__device__ float2 two(float x) { return make_float2(x, x); }
+__device__ half round_to_half(float x) { return {(unsigned short)pack<half>(x, x)}; }
+__device__ float counted;
+__global__ void structs(float* y) {
+    __shared__ Pair p[32];
+    __shared__ float2 v[32];
+    __shared__ half h[32];
+    const int t = threadIdx.x;
+    p[t] = pair(t);
+    v[t] = two(t);
+    h[t] = round_to_half(t);
+    counted += 1;
+    __syncthreads();
+    float a, b;
+    unpack<half>(a, b, h[31 - t].bits);
+    y[t] = a + v[31 - t].x + p[31 - t].a;
+}
+"""
+
+
+def test_what_functions_return_into_arrays() -> None:
+    """CUDA's vectors and the 16-bit floats are seen; a struct of the reader's own is not, with g++; nor are device globals."""
+    mine = STRUCTS.replace(" + p[31 - t].a", "")
+    assert found(mine) == []
+    for only in ("v", "h"):
+        text = (
+            mine.replace("    __syncthreads();\n", "").replace("31 - t", "t").replace(f"{only}[t].", f"{only}[31 - t].")
+        )
+        assert {(finding.kind, finding.array) for finding in found(text)} == {("race", only)}
+    assert {(finding.kind, finding.array) for finding in found(STRUCTS)} <= {("unwritten", "p")}
