@@ -12,6 +12,7 @@ from flashviz.view.palette import GROUND, HUES, OTHERS, STALE, TEXT
 
 PREFILL, DECODE, PEER = HUES["O"], HUES["K"], OTHERS[5]
 POINTS = 380  # of the roofline's height, about
+OVER = {"facecolor": GROUND, "edgecolor": "none", "pad": 0.2}  # under a label that a line may cross
 
 
 def ladder_plot(found: Any, *, d: int = 128, N: int | None = None, causal: bool = False) -> Figure:
@@ -56,10 +57,11 @@ def _roofline(
     rates = {dtype: rate for dtype, rate in data["rates"].items() if rate}
     points = [*prefill, *decode]
     reach = [row["flop"] / row["bytes"] for row in points] or [1.0, 1000.0]
-    x = np.geomspace(min(reach) / 60, max(reach) * 150, 200)
+    x = np.geomspace(min(reach) / 500, max(reach) * 3000, 200)
     top = max(rates.values(), default=copy * float(x[-1]))
     axes.plot(x, np.minimum(copy * x, top), color=TEXT, linewidth=1.6, gid="roof")
-    axes.text(x[75], copy * x[75] * 1.3, f"copy {copy:.2f} TB/s ", fontsize=8, color=TEXT, ha="right")
+    along = x[0] ** 0.25 * (top / copy) ** 0.75
+    axes.text(along, copy * along * 1.5, f"copy {copy:.2f} TB/s ", fontsize=8, color=TEXT, ha="right")
     for dtype, rate in rates.items():
         axes.plot(
             x[copy * x > rate], np.full((copy * x > rate).sum(), rate), color=TEXT, linewidth=1.6, gid=f"roof-{dtype}"
@@ -86,6 +88,7 @@ def _roofline(
                     va="center",
                     fontsize=8,
                     color=own.outline,
+                    bbox=OVER,
                 )
     axes.set_xscale("log")
     axes.set_yscale("log")
