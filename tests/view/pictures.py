@@ -27,13 +27,14 @@ def attention(
     heads: tuple[int, int] | None = None,
     size: int = 4,
     causal: bool = False,
+    rung: int = 0,
 ) -> Recording:
     """FlashAttention-2 with ``tiles`` tiles of ``size`` rows, of which the last ones lack ``ragged`` rows."""
     rng = np.random.default_rng(7)
     n, m = tiles[0] * size - ragged[0], tiles[1] * size - ragged[1]
     q, kv = ((), ()) if heads is None else ((heads[0],), (heads[1],))
     Q, K, V = (rng.normal(size=shape).astype("float32") for shape in ((*q, n, 4), (*kv, m, 4), (*kv, m, 4)))
-    run = fv.flash_attention_2(Q, K, V, Br=size, Bc=size, causal=causal, device="numpy")
+    run = fv.flash_attention_2(Q, K, V, Br=size, Bc=size, causal=causal, rung=rung, device="numpy")
     assert run.recording is not None
     return run.recording
 

@@ -171,7 +171,7 @@ def test_a_step_begins_with_what_the_last_one_ended_with(recording: Recording) -
             assert fill(recording, step, slot, 0.0) == fill(recording, step - 1, slot), (step, slot)
 
 
-@pytest.mark.parametrize("recording", [attention(), attention((3, 5), (3, 2))])
+@pytest.mark.parametrize("recording", [attention(), attention((3, 5), (3, 2)), attention((2, 4), (1, 2), rung=4)])
 def test_the_end_covers_what_was_there(recording: Recording) -> None:
     """Players leave out what lies under: nothing of it may show."""
     for step in range(len(recording.steps)):

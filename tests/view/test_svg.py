@@ -87,10 +87,13 @@ CASES = [
     attention((30, 1)),
     attention((2, 2), heads=(2, 1)),
     attention((1, 10)),
+    attention((2, 3), (1, 1), rung=4),
 ]
 
 
-@pytest.mark.parametrize("recording", CASES, ids=["2x2", "ragged", "many blocks", "heads", "many tiles"])
+@pytest.mark.parametrize(
+    "recording", CASES, ids=["2x2", "ragged", "many blocks", "heads", "many tiles", "copies ahead"]
+)
 def test_the_tween_starts_where_the_scene_starts(recording: Recording) -> None:
     kinds = set()
     for step in range(1, min(len(recording.steps), 150)):
