@@ -179,24 +179,9 @@ def part_checks(say: Any) -> dict[str, Any]:
                         f"{title} {sizes} D={D} {type} causal={causal}",
                         lambda a=(sizes, D, kind, type, causal): case(*a),
                     )
-    for scale in (0.01, 0.5):
+    for scale in (0.01, 0.5, 0.0, -0.2):
         check(f"scale={scale}", lambda s=scale: case((1, 2, 1, 200, 300), 64, "normal", "half", True, s))
-    for words, change in (("requires scale > 0", {"scale": -0.1}), ("requires Hq % Hkv", {"Hkv": 3})):
-        check(f"refused: {words}", lambda w=words, c=change: refused(w, c))
     return check.result() | {"bound": {"O": BOUND_O, "L": BOUND_L}}
-
-
-def refused(words: str, change: dict[str, Any]) -> None:
-    x = np.zeros((1, 4, 10, 64), np.float16)
-    k = np.zeros((1, change.get("Hkv", 4), 10, 64), np.float16)
-    kernel = cuda.Kernel("flash_attention_3", {"T": "half", "D": 64, "Causal": 0, **MEASURED[64]})
-    sizes = {"Nq": 10, "Nk": 10, "Hq": 4, "Hkv": 4, "scale": 0.1, **change}
-    message = "it was not refused"
-    try:
-        cuda.launch(kernel, {"Q": x, "K": k, "V": k, "O": x.copy(), "L": np.zeros((1, 4, 10), np.float32), **sizes})
-    except cuda.ArgumentError as error:
-        message = str(error)
-    assert words in message, message
 
 
 # -- 3: many launches -------------------------------------------------------------------------------------------------

@@ -37,7 +37,6 @@
 // @default   heads = B * Hq
 // @require   Hq % Hkv == 0
 // @require   heads == B * Hq
-// @require   scale > 0
 // @instance  T=half Br=192 Bc=128 D=64 Causal=0 Stages=3
 // @instance  T=half Br=192 Bc=128 D=64 Causal=1 Stages=3
 // @instance  T=half Br=128 Bc=128 D=128 Causal=0 Stages=2
@@ -172,6 +171,9 @@ flash_attention_3(const __grid_constant__ TensorMap Q, const __grid_constant__ T
     take_registers<Consumers == 2 ? 232 : 160>();
     const int w = warpgroup - 1, t = threadIdx.x % 128, lane = t % 32;
     const int row = 64 * w + t / 32 * 16 + lane / 4;           // of the row block; this thread has that one and row + 8
+    // Below, scores are those of a positive scale: with a negative one their signs are turned, and 0 is 10^-30, so that -inf stays -inf.
+    const bool turned = scale < 0.f;
+    scale = fmaxf(fabsf(scale), 1e-30f);
     const float log2_scale = scale * 1.44269504f;
     float s[Bc / 2], o[D / 2], m[2], l[2], corr[2];
     unsigned p[Bc / 16][4];                                    // probabilities, as the left side of a product wants them
@@ -188,6 +190,10 @@ flash_attention_3(const __grid_constant__ TensorMap Q, const __grid_constant__ T
         for (int n = 0; n < D / 2; ++n) o[n] = 0.f;
     };
     const auto softmax_here = [&] {                            // of the tile that `at` is at
+        if (turned) {
+#pragma unroll
+            for (int n = 0; n < Bc / 2; ++n) s[n] = -s[n];
+        }
         if ((at.j + 1) * Bc > at.keys_seen_before(at.i * Br + 64 * w + 1)) {   // some key of the tile is hidden from the first row
             const int first = at.i * Br + row + 1;
             mask(s, at.j * Bc + lane % 4 * 2, at.keys_seen_before(first), at.keys_seen_before(first + 8));

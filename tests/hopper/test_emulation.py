@@ -48,10 +48,30 @@ def attend(tmp_path_factory: pytest.TempPathFactory) -> Machine:
     return Machine("flash_attention_3", tmp_path_factory.mktemp("attention"))
 
 
+def launch(
+    machine: Machine, Q: np.ndarray, K: np.ndarray, V: np.ndarray, causal: bool, multiprocessors: int = 3, **more: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """O and L, which were full of NaN before."""
+    O, L = np.full(Q.shape, np.nan, np.float16), np.full(Q.shape[:3], np.nan, np.float32)
+    template = {"T": "half", "D": Q.shape[3], "Causal": int(causal), **SIZES[Q.shape[3]]}
+    sizes = {"Nq": Q.shape[2], "Nk": K.shape[2], "Hq": Q.shape[1], "Hkv": K.shape[1]}
+    given = {"Q": Q, "K": K, "V": V, "O": O, "L": L, **sizes, **more}
+    machine.launch(cuda.Kernel("flash_attention_3", template), given, multiprocessors=multiprocessors)
+    return O, L
+
+
 def check(
-    machine: Machine, rng: np.random.Generator, Nq: int, Nk: int, D: int, causal: bool, kind: str = "", **sizes: int
+    machine: Machine,
+    rng: np.random.Generator,
+    Nq: int,
+    Nk: int,
+    D: int,
+    causal: bool,
+    kind: str = "",
+    scale: float | None = None,
+    **sizes: int,
 ) -> None:
-    """One launch from outputs full of NaN against float64, within what rounding P and O to half does, 2^-11 of the largest V each."""
+    """One launch against float64, within what rounding P and O to half does, 2^-11 of the largest V each."""
     B, Hq, Hkv = sizes.get("B", 1), sizes.get("Hq", 2), sizes.get("Hkv", 1)
     q, k, v = (rng.standard_normal((B, h, n, D)) for h, n in ((Hq, Nq), (Hkv, Nk), (Hkv, Nk)))
     if kind == "steep":
@@ -59,11 +79,9 @@ def check(
     if kind == "rising":  # the largest score is in the last tile
         q[..., 0], k[..., :1] = 3, 0.05 * np.arange(Nk)[:, None]
     Q, K, V = (x.astype(np.float16) for x in (q, k, v))
-    O, L = np.full(Q.shape, np.nan, np.float16), np.full(Q.shape[:3], np.nan, np.float32)
-    kernel = cuda.Kernel("flash_attention_3", {"T": "half", "D": D, "Causal": int(causal), **SIZES[D]})
-    given = {"Q": Q, "K": K, "V": V, "O": O, "L": L, "Nq": Nq, "Nk": Nk, "Hq": Hq, "Hkv": Hkv}
-    machine.launch(kernel, given, multiprocessors=sizes.get("multiprocessors", 3))
-    want_O, want_L = attention(Q, K, V, scale=1 / np.sqrt(D), causal=causal)
+    more = {} if scale is None else {"scale": scale}
+    O, L = launch(machine, Q, K, V, causal, sizes.get("multiprocessors", 3), **more)
+    want_O, want_L = attention(Q, K, V, scale=1 / np.sqrt(D) if scale is None else scale, causal=causal)
     assert not np.isnan(O).any()
     assert (np.isneginf(L) == np.isneginf(want_L)).all()
     assert np.abs(O - want_O).max() <= 2.0**-10 * np.abs(V).max()
@@ -85,6 +103,21 @@ def check(
 def test_attention(attend: Machine, Nq: int, Nk: int, D: int, causal: bool, kind: str, late: bool) -> None:
     attend.late, attend.seed = late, Nq + Nk
     check(attend, np.random.default_rng(Nq), Nq, Nk, D, causal, kind)
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.2, 0.5])
+def test_any_scale(attend: Machine, scale: float) -> None:
+    check(attend, np.random.default_rng(5), 200, 300, 64, True, scale=scale)
+    check(attend, np.random.default_rng(6), 300, 200, 128, True, scale=scale)
+
+
+def test_a_nan_stays_in_its_row_and_ends(attend: Machine) -> None:
+    rng = np.random.default_rng(7)
+    Q, K, V = (rng.standard_normal((1, 1, 200, 64)).astype(np.float16) for _ in range(3))
+    Q[0, 0, 5, 3] = np.nan
+    O, L = launch(attend, Q, K, V, True)
+    assert np.flatnonzero(np.isnan(L)).tolist() == [5]
+    assert np.flatnonzero(np.isnan(O).any(-1)).tolist() == [5]
 
 
 def random_check(machine: Machine, seed: int) -> None:
