@@ -39,6 +39,7 @@
 // @require   Hq % Hkv == 0
 // @require   Aligned * (Nq % Br + Nk % Bc) == 0
 // @instance  T=half Br=16 Bc=16 D=16 Warps=1 Stages=2 Causal=1 Aligned=0
+// @instance  T=half Br=64 Bc=16 D=64 Warps=2 Stages=2 Causal=1 Aligned=0
 // @instance  T=bfloat16 Br=32 Bc=32 D=32 Warps=1 Stages=3 Causal=0 Aligned=0
 // @instance  T=half Br=128 Bc=64 D=64 Warps=4 Stages=2 Causal=0 Aligned=0
 // @instance  T=half Br=128 Bc=64 D=64 Warps=4 Stages=2 Causal=0 Aligned=1

@@ -51,27 +51,6 @@
 #include "include/walk.cuh"
 #include "include/wgmma.cuh"
 
-// Registers 4 g + 2 r + e of a thread are its row r (0: lane / 4, 1: eight further down), columns 8 g + 2 (lane % 4) + e.
-template <int N>
-__device__ __forceinline__ void mask(float (&s)[N], int column, int keys_0, int keys_1) {   // row 0 sees the keys before keys_0, row 1 ...
-#pragma unroll
-    for (int n = 0; n < N; ++n)
-        if (column + n / 4 * 8 + n % 2 >= (n / 2 % 2 ? keys_1 : keys_0)) s[n] = -INFINITY;
-}
-template <int N>
-__device__ __forceinline__ void multiply(float (&o)[N], const float (&by)[2]) {
-#pragma unroll
-    for (int n = 0; n < N; ++n) o[n] *= by[n / 2 % 2];
-}
-__device__ __forceinline__ float row_max(float x) {             // over the four lanes that share a row
-    x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
-    return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
-}
-__device__ __forceinline__ float row_sum(float x) {
-    x += __shfl_xor_sync(~0u, x, 1);
-    return x + __shfl_xor_sync(~0u, x, 2);
-}
-
 // s becomes p = 2^(log2_scale (s - m)), l this thread's part of the running denominator. m is the maximum *as far as needed*: it is
 // raised only when some p would exceed 2^8; until then p fits in 16 bits, and neither l nor O need a correction. Returns whether O must
 // be multiplied by corr, the same answer in the whole warp.
