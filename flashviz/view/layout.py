@@ -26,7 +26,7 @@ ON_CHIP_Y, ON_CHIP_TOP, ON_CHIP_BOTTOM = -3.0, -1.2, -5.1
 """One row of on-chip slots stands at ``ON_CHIP_Y``; several share the room from top to bottom."""
 LIFT = 1.0
 """Without a grid of blocks there is nothing to zoom from: one row of on-chip slots stands higher."""
-DROP, HEADING, MOST_ROWS, LONGEST_ROW = 0.3, 0.4, 4, 1.7
+DROP, HEADING, MOST_ROWS, LONGEST_ROW = 0.3, 0.8, 4, 1.7
 SQUARE, SQUARE_PITCH, SQUARE_ROWS, ONE_ROW, MOST_COLUMNS = 0.3, 0.4, (0.05, -0.35), -0.15, 22
 MAP_COLUMNS = 6
 """With a map beside it the grid has fewer columns."""
@@ -216,7 +216,7 @@ def on_chip(
         if row[0].memory != memory:
             memory = row[0].memory
             name = MEMORIES.get(memory, clean(memory))
-            labels.append(Label(0, round(under - heading / 2, 6), name, max(LEAST, CAPTION * shrink)))
+            labels.append(Label(0, round(under - heading / 2, 6), name, max(LEAST, TITLE * shrink)))
             under -= heading
         centres = spread([widths.get(s.name, 1.6) for s in row], ON_CHIP_GAP)
         for slot, (x, w) in zip(row, centres, strict=True):
