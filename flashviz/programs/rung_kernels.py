@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -58,10 +59,24 @@ def launch(kernel: str, template: Mapping[str, int | str], arguments: Mapping[st
     """Launch a kernel on outputs filled with NaN, with those of the arguments that it has.
 
     Raises:
-        LaunchError: the sizes do not fit this device; says which would. KernelError: it failed while it ran.
+        LaunchError: the kernel cannot have these tiles, or they do not fit this device; says which would do.
+        KernelError: it failed while it ran.
     """
     from flashviz import cuda
 
-    names = [parameter.name for parameter in cuda.find(kernel).signature.parameters]
+    source = cuda.find(kernel)
+    names = [parameter.name for parameter in source.signature.parameters]
     given = {name: arguments[name] for name in names if name in arguments}
-    cuda.launch(cuda.Kernel(kernel, template=dict(template)), given, device=device, poison=True)
+    try:
+        cuda.launch(cuda.Kernel(kernel, template=dict(template)), given, device=device, poison=True)
+    except cuda.KernelError as error:
+        refused = re.search(r"static assertion failed(?: with)?:? *\"?([^\"\n]+)", str(error))
+        if refused is None:
+            raise
+        sizes = [name for name in ("Br", "Bc", "D") if name in template]
+        asked = ", ".join(f"{name}={template[name]}" for name in sizes)
+        made = dict.fromkeys(" ".join(f"{name}={one[name]}" for name in sizes) for one in source.header.instances)
+        raise cuda.LaunchError(
+            f"{kernel} cannot have {asked}: {refused[1]}. Its header has {', '.join(made)}; "
+            'device="numpy" records tiles of any size.'
+        ) from error

@@ -12,7 +12,7 @@ from programs import oracle
 from programs.traced import change
 
 import flashviz as fv
-from flashviz import ladder
+from flashviz import cuda, ladder
 from flashviz.bfloat16 import from_bfloat16, to_bfloat16
 from flashviz.cuda import cpu
 from flashviz.events import Barrier, Change, Move
@@ -218,6 +218,17 @@ def test_the_kernels_do_what_they_name(name, dtype, seed):
     assert np.abs(O - want.run().O).max() <= fa.bound()
     assert fv.same(recording, want.run()) == []
     assert recording.source == "kernel"
+
+
+@on_processor
+def test_tiles_that_a_kernel_cannot_have_are_refused_with_those_that_it_can():
+    x = np.eye(16, dtype="float32")
+    words = (
+        r"flash_attention_2_mma cannot have Br=4, Bc=4, D=16: tiles are made of 16 x 16 operands\. Its header has "
+        r'Br=16 Bc=16 D=16, .*; device="numpy" records tiles of any size\.'
+    )
+    with pytest.raises(cuda.LaunchError, match=words):
+        fv.flash_attention_2(x, x, x, rung=3, device="cpu")
 
 
 @on_processor
