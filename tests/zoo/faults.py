@@ -49,6 +49,7 @@ FD, OS, ROPE, SA = "flash_decoding", "online_softmax", "rope", "standard_attenti
 LIB = "attention_library"
 WARPS, MMA, ASYNC = "flash_attention_2_warps", "flash_attention_2_mma", "flash_attention_2_async"
 REGISTERS, TF32 = "flash_attention_2_registers", "flash_attention_2_tf32"
+TUNED = "flash_attention_2_tuned"
 VECTORS, HEADS = "flash_decoding_vectors", "flash_decoding_heads"
 
 FAULTS = [
@@ -423,6 +424,32 @@ FAULTS = [
         "const bool exists = first + r <= end;",
         "bounds",
         at="cp_async_16(tile",
+    ),
+    Fault(
+        "no wait for the tile's copies",
+        TUNED,
+        "cp_async_wait<Stages - 2>();               // this",
+        ";  // this",
+        "pending",
+        at="ldmatrix_x4(",
+        until="mma_m16n8k16<T>(s[w][n]",
+    ),
+    Fault(
+        "O read before the warp has written it",
+        TUNED,
+        "__syncwarp();  // the warp's rows of O",
+        ";  //",
+        "race",
+        "Qi",
+        at="(Oi + place<D>(r, c))",
+    ),
+    Fault(
+        "warps right of the diagonal alone do not vote",
+        TUNED,
+        "if (__any_sync(ALL_LANES, j == 0 || signs >= 0)) {",
+        "if ((lane < 16 || signs < 0) && __any_sync(ALL_LANES, j == 0 || signs >= 0)) {",
+        "warp",
+        "__any_sync",
     ),
     Fault(
         "the last split takes itself for the last block",

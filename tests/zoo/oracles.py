@@ -90,6 +90,10 @@ def flash_decoding_combine(a: Arguments) -> Outputs:
     return {"O": (w[..., None] * Os).sum(0) / w.sum(0)[..., None], "L": m + np.log(w.sum(0))}
 
 
+def flash_attention_2_tuned(a: Arguments, Causal: int) -> Outputs:
+    return flash_attention_2({**a, "causal": Causal})
+
+
 def flash_decoding_rung(a: Arguments, Bc: int) -> Outputs:
     """One launch: the answer, and each split's part, which one split alone does not write."""
     parts: Outputs = flash_decoding_split(a, Bc) if a["splits"] > 1 else {"Os": None, "Ls": None}
@@ -118,7 +122,7 @@ def standard_values(a: Arguments) -> Outputs:
     return {"O": np.asarray(a["P"], np.float64) @ np.asarray(grouped(a["V"], a), np.float64)}
 
 
-PREFILL = ("warps", "registers", "mma", "async", "tuned", "tf32")
+PREFILL = ("warps", "registers", "mma", "async", "tf32")
 DECODE = ("vectors", "heads")
 ORACLES: dict[str, Callable[..., Outputs]] = {
     "flash_attention_1": flash_attention_1,
@@ -126,6 +130,7 @@ ORACLES: dict[str, Callable[..., Outputs]] = {
     "flash_attention_2_rope": flash_attention_2_rope,
     **dict.fromkeys((f"flash_attention_2_{rung}" for rung in PREFILL), flash_attention_2),
     **dict.fromkeys((f"flash_decoding_{rung}" for rung in DECODE), flash_decoding_rung),
+    "flash_attention_2_tuned": flash_attention_2_tuned,
     "attention_library": flash_attention_2,
     "attention_short": flash_attention_2,
     "flash_decoding_split": flash_decoding_split,
@@ -140,7 +145,10 @@ ORACLES: dict[str, Callable[..., Outputs]] = {
     "standard_values": standard_values,
 }
 # Template values that an oracle needs besides the arguments.
-NEEDS = dict.fromkeys(("flash_decoding_split", *(f"flash_decoding_{rung}" for rung in DECODE)), ("Bc",))
+NEEDS = {
+    **dict.fromkeys(("flash_decoding_split", *(f"flash_decoding_{rung}" for rung in DECODE)), ("Bc",)),
+    "flash_attention_2_tuned": ("Causal",),
+}
 
 
 def every_file() -> list[str]:
@@ -204,6 +212,7 @@ def random_size(name: str, rng: np.random.Generator) -> int:
         "Hkv": (1, 2),
         "R": (1, 3),
         "causal": (0, 1),
+        "scale": (-2, 2),
         "splits": (1, 6),
         "window": (0, 20),
     }.get(name, (1, 70))

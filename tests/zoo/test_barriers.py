@@ -56,9 +56,8 @@ def deleting_is_caught(file: str, number: int, tmp_path: Path) -> None:
     path.write_text(without(file, line), encoding="utf-8")
     report = check(path, answers=False)
     assert report.problem == ""
-    if (
-        "cp_async_16" in find(file).text
-    ):  # a copy is issued on one side of a barrier and read on the other side of the next
+    if "cp_async_16" in find(file).text:
+        # A copy is issued on one side of a barrier and read on the other side of the next.
         late = [finding for finding in report.findings if finding.kind in ("race", "pending")]
         assert late, report
         for finding in late:

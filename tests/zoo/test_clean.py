@@ -9,8 +9,9 @@ import pytest
 from zoo.oracles import ORACLES, every_file, expected, files, gpu_files, kernels, random_cases
 
 from flashviz.bfloat16 import from_bfloat16
+from flashviz.checks.kernel_cases import Case, make_plan
 from flashviz.checks.kernels import check
-from flashviz.cuda import LaunchError, cpu, find
+from flashviz.cuda import ArgumentError, LaunchError, cpu, find
 from flashviz.cuda.cpu_build import build
 from flashviz.cuda.cpu_library import ORDERS, CpuLibrary, load
 from flashviz.cuda.launching import Plan, check_arch
@@ -124,6 +125,25 @@ def test_nothing_to_report(file: str, function: str) -> None:
 @pytest.mark.parametrize(("file", "function"), kernels())
 def test_nothing_to_report_at_many_sizes(file: str, function: str) -> None:
     checked(file, function, MANY, 4)
+
+
+@pytest.mark.parametrize("causal", [0, 1])
+def test_the_aligned_rung_5(causal: int) -> None:
+    """No mask and no tail in it: right, and nothing to report, at sizes that are multiples of the tiles; refused at others."""
+    file = "flash_attention_2_tuned"
+    template = {"T": "half", "Br": 32, "Bc": 16, "D": 32, "Warps": 1, "Stages": 2, "Causal": causal, "Aligned": 1}
+    for nq, nk in ((64, 64), (32, 96), (64, 16)):
+        case = Case(file, template, {"B": 1, "Hq": 2, "Hkv": 1, "Nq": nq, "Nk": nk})
+        plan = make_plan(find(file).path, case)
+        want = expected(find(file), case, plan.arguments)
+        for looked_at, order in ((False, "random"), (True, "reverse")):
+            outcome, outputs = cpu.launch_once(
+                cpu.compile_plan(plan, check=looked_at), plan, order=order, check=looked_at, poison=True
+            )
+            assert outcome.fault is None, (case, outcome.fault)
+            assert all(close(outputs[name], value, slack_of(plan, name)) for name, value in want.items()), case
+    with pytest.raises(ArgumentError, match="requires Aligned"):
+        make_plan(find(file).path, Case(file, template, {"B": 1, "Hq": 2, "Hkv": 1, "Nq": 64, "Nk": 65}))
 
 
 def test_a_wrong_kernel_is_not_right(tmp_path: Any) -> None:
