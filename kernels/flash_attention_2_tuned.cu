@@ -39,7 +39,7 @@
 // @require   Hq % Hkv == 0
 // @require   Aligned * (Nq % Br + Nk % Bc) == 0
 // @instance  T=half Br=16 Bc=16 D=16 Warps=1 Stages=2 Causal=1 Aligned=0
-// @instance  T=half Br=64 Bc=16 D=64 Warps=2 Stages=2 Causal=1 Aligned=0
+// @instance  T=half Br=32 Bc=16 D=32 Warps=2 Stages=2 Causal=1 Aligned=0
 // @instance  T=bfloat16 Br=32 Bc=32 D=32 Warps=1 Stages=3 Causal=0 Aligned=0
 // @instance  T=half Br=128 Bc=64 D=64 Warps=4 Stages=2 Causal=0 Aligned=0
 // @instance  T=half Br=128 Bc=64 D=64 Warps=4 Stages=2 Causal=0 Aligned=1
@@ -56,6 +56,8 @@
 // @shape     B=1 Hq=1 Hkv=1 Nq=33 Nk=33
 // @shape     B=2 Hq=3 Hkv=1 Nq=5 Nk=70
 // @shape     B=1 Hq=2 Hkv=2 Nq=70 Nk=5
+// @shape     B=1 Hq=2 Hkv=1 Nq=20 Nk=33 scale=-1
+// @shape     B=1 Hq=1 Hkv=1 Nq=40 Nk=33 scale=-1
 #include "include/numbers.cuh"
 #include "include/ptx.cuh"
 #include "include/shared.cuh"
