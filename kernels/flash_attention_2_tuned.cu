@@ -57,7 +57,6 @@
 // @shape     B=2 Hq=3 Hkv=1 Nq=5 Nk=70
 // @shape     B=1 Hq=2 Hkv=2 Nq=70 Nk=5
 // @shape     B=1 Hq=2 Hkv=1 Nq=20 Nk=33 scale=-1
-// @shape     B=1 Hq=1 Hkv=1 Nq=40 Nk=33 scale=-1
 #include "include/numbers.cuh"
 #include "include/ptx.cuh"
 #include "include/shared.cuh"
