@@ -17,8 +17,9 @@ ROLES = ("input", "init", "compute", "rescale", "stale")
 drawn empty). ``compute``: a new value (one level up). ``rescale``: scaled or overwritten in place (same level).
 ``stale``: nothing is written; what the slot holds was computed from a tile that is being replaced."""
 
-BARRIERS = ("warp", "block", "cluster", "grid", "launch", "wait")
-"""Who meets at a barrier; ``wait`` is one block waiting for its own asynchronous moves."""
+BARRIERS = ("warp", "warpgroup", "block", "cluster", "grid", "launch", "arrive", "wait")
+"""Who meets at a barrier. ``wait`` is a block, or one role of it, waiting for the block's own asynchronous moves or for
+arrivals; ``arrive`` is a role that says it has come to ``group`` and goes on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,9 @@ class Recorder:
         self._slots: dict[str, Slot] = {}
         self._memory: dict[Key, np.ndarray] = {}
         self._levels: dict[Key, int] = {}
-        self._pending: dict[str, list[tuple[Key, np.ndarray, int]]] = {}
+        self._pending: dict[str, list[tuple[Key, np.ndarray, int, Key]]] = {}
+        self._filled: dict[Key, str] = {}
+        self._waited: set[tuple[str, str]] = set()
         self._events: list[Event] = []
         self._steps: list[_OpenStep] = []
         self._stack: list[_OpenStep] = []
@@ -247,6 +249,8 @@ class Recorder:
         self._memory = {k: v for k, v in self._memory.items() if isinstance(k, str)}
         self._levels = {k: v for k, v in self._levels.items() if isinstance(k, str)}
         self._pending.clear()
+        self._filled.clear()
+        self._waited.clear()
 
     @property
     def in_block(self) -> bool:
@@ -326,13 +330,19 @@ class Recorder:
     # -- what is done ----------------------------------------------------------------------------------------------
 
     def read(self, slot: SlotLike) -> np.ndarray:
-        """What a slot holds, as a read-only array: NaN, and a finding, where nothing was written or a copy is under way."""
+        """What a slot holds, as a read-only array: NaN, and a finding, where nothing was written or a copy is under way.
+
+        Where a block has roles, each waits for itself: that another one has waited does not count.
+        """
         s = self._slot(slot)
         key = self._key(s)
-        held = self._memory.get(key)
-        arriving = [group for group, moves in self._pending.items() if any(to == key for to, _, _ in moves)]
-        if arriving:
-            what = f"{s.name} was read while a copy into it was under way: nobody had waited for {arriving[0]!r}"
+        held, role, filled = self._memory.get(key), self._role, self._filled.get(key, "")
+        arriving = [group for group, moves in self._pending.items() if any(to == key for to, *_ in moves)]
+        alone = bool(role and filled) and (role, filled) not in self._waited
+        if arriving or alone:
+            what = f"{s.name} was read by {role}, who had not waited for {filled!r}"
+            if arriving:
+                what = f"{s.name} was read while a copy into it was under way: nobody had waited for {arriving[0]!r}"
             self._find("read-arriving", s, what)
             return np.full(s.shape if held is None else held.shape, np.nan, dtype="float32")
         if held is None:
@@ -379,7 +389,8 @@ class Recorder:
             array = _fit(f"move of {s.name} into", d, self.read(s) if value is None else value)
             of = (s.name,) if read is None else tuple(self._slot(x).name for x in read)
             parts.append(Part(s.name, d.name, array.shape, d.dtype, of, self._values(array, d.dtype)))
-            arrays.append((self._key(d), array, self._levels.get(self._key(s), 1)))
+            arrays.append((self._key(d), array, self._levels.get(self._key(s), 1), self._key(s)))
+            self._overwrite(d)
         self._emit(
             Move(tuple(parts), self._launch, self._block, self._number(parts), group is not None, stage, group or "")
         )
@@ -388,9 +399,18 @@ class Recorder:
         else:
             self._pending.setdefault(group, []).extend(arrays)
 
-    def _land(self, arrays: list[tuple[Key, np.ndarray, int]]) -> None:
-        for key, array, level in arrays:
-            self._memory[key], self._levels[key] = array, level
+    def _land(self, arrays: list[tuple[Key, np.ndarray, int, Key]], group: str = "") -> None:
+        for key, array, level, _ in arrays:
+            self._memory[key], self._levels[key], self._filled[key] = array, level, group
+
+    def _overwrite(self, slot: Slot) -> None:
+        """Something comes into a slot: a copy out of it must be over."""
+        for group, moves in self._pending.items():
+            if any(source == self._key(slot) for *_, source in moves):
+                what = (
+                    f"{slot.name} was overwritten while a copy out of it was under way: nobody had waited for {group!r}"
+                )
+                self._find("overwritten-leaving", slot, what)
 
     def _number(self, parts: list[Part]) -> int:
         top = self._stack[0] if self._stack else None
@@ -428,9 +448,9 @@ class Recorder:
         level = 0 if role == "init" else self._levels.get(key, 0) + (role == "compute")
         names = tuple(self._slot(x).name for x in reads)
         values_ = self._values(array, s.dtype)
+        self._overwrite(s)
         self._emit(Change(s.name, names, role, level, array.shape, self._launch, self._block, cells, values_))
-        self._memory[key] = array
-        self._levels[key] = level
+        self._memory[key], self._levels[key], self._filled[key] = array, level, ""
 
     def init(self, slot: SlotLike, values: Any, rows: int | None = None) -> None:
         """Set a slot, or its first ``rows`` rows, to a first value. It is drawn empty until it is updated."""
@@ -452,15 +472,20 @@ class Recorder:
                 self._emit(Change(s.name, (), "stale", level, held.shape, self._launch, self._block))
 
     def barrier(self, kind: str = "block", protects: str = "") -> None:
-        """Threads meet: ``kind`` is one of ``warp``, ``block``, ``cluster``, ``grid``, ``launch``."""
-        if kind not in BARRIERS or kind == "wait":
-            raise ValueError(f"barrier kind {kind!r} is none of {', '.join(b for b in BARRIERS if b != 'wait')}")
+        """Threads meet: ``kind`` is one of ``warp``, ``warpgroup``, ``block``, ``cluster``, ``grid``, ``launch``."""
+        if kind not in BARRIERS or kind in ("arrive", "wait"):
+            raise ValueError(f"barrier kind {kind!r} is none of {', '.join(BARRIERS[:-2])}")
         self._emit(Barrier(kind, self._launch, self._block, protects=protects))
 
+    def arrive(self, group: str, protects: str = "") -> None:
+        """A role says that it has come to ``group``, for those that wait for it, and goes on."""
+        self._emit(Barrier("arrive", self._launch, self._block, group, protects))
+
     def wait(self, group: str) -> None:
-        """The block waits until the asynchronous moves of ``group`` have landed."""
+        """The block, or the role that acts, waits until the asynchronous moves of ``group`` have landed, or those it names have arrived."""
         self._emit(Barrier("wait", self._launch, self._block, group=group))
-        self._land(self._pending.pop(group, []))
+        self._waited.add((self._role, group))
+        self._land(self._pending.pop(group, []), group)
 
     def recording(self, code: Sequence[Source] = (), *, source: str = "program", device: str = "numpy") -> Recording:
         """What was performed so far."""
@@ -493,6 +518,10 @@ class Recorder:
         if not isinstance(slot, str) and known != slot:
             raise ValueError(f"slot {name!r} belongs to another recorder")
         return known
+
+    @property
+    def _role(self) -> str:
+        return self.trace.role if self.trace is not None else ""
 
     def _key(self, slot: Slot) -> Key:
         return slot.name if slot.shared_by_grid else (self._launch, self._block, slot.name)

@@ -7,7 +7,7 @@ import pytest
 
 import flashviz as fv
 from flashviz import Block, Recorder, recorder
-from flashviz.events import Barrier, Begin, Change, Launch, Move, Part
+from flashviz.events import Barrier, Begin, Change, Launch, Move, Part, Trace
 from flashviz.slots import Values
 
 
@@ -255,15 +255,19 @@ def test_barriers_and_waits(r):
     with r.step("meet"):
         r.barrier(protects="a is whole")
         r.barrier("cluster")
+        r.arrive("empty", "x is read")
         r.wait("tiles")
     block = Block(tile=1)
-    assert last(r, 3) == (
+    assert last(r, 4) == (
         Barrier("block", 0, block, protects="a is whole"),
         Barrier("cluster", 0, block),
+        Barrier("arrive", 0, block, "empty", "x is read"),
         Barrier("wait", 0, block, group="tiles"),
     )
-    for kind in ("wait", "galaxy"):
-        with pytest.raises(ValueError, match=f"barrier kind '{kind}' is none of warp, block, cluster, grid, launch"):
+    for kind in ("wait", "arrive", "galaxy"):
+        with pytest.raises(
+            ValueError, match=f"barrier kind '{kind}' is none of warp, warpgroup, block, cluster, grid, launch$"
+        ):
             r.barrier(kind)
 
 
@@ -294,6 +298,47 @@ def test_asynchronous_moves_are_read_only_after_their_wait(r):
     assert found[0].message == "a was read while a copy into it was under way: nobody had waited for 'g'"
     move = next(e for e in r.recording().events if isinstance(e, Move))
     assert (move.asynchronous, move.stage, move.group) == (True, 1, "g")
+
+
+def test_a_role_waits_for_itself(r):
+    """Another role's wait says nothing to this one: its own may be much later."""
+    with r.step("issue"):
+        r.trace = Trace("producer")
+        r.move("x0", "a", group="g")
+        r.trace = Trace("consumer 1")
+        r.wait("g")
+        assert r.read("a").tolist() == [0, 1, 2]
+        r.trace = Trace("consumer 2")
+        assert np.isnan(r.read("a")).all()
+        r.wait("g")
+        assert r.read("a").tolist() == [0, 1, 2]
+        r.init("a", 7)  # no copy any more: whoever reads it
+        r.trace = Trace("consumer 3")
+        assert r.read("a").tolist() == [7, 7, 7]
+    (found,) = r.recording().findings
+    assert (found.kind, found.slot) == ("read-arriving", "a")
+    assert found.message == "a was read by consumer 2, who had not waited for 'g'"
+    assert [e.trace.role for e in last(r, 4)] == ["producer", "consumer 1", "consumer 2", "consumer 2"]
+
+
+@pytest.mark.parametrize("how", ["change", "move", "asynchronous"])
+def test_what_is_being_copied_away_is_not_overwritten(r, how):
+    def overwrite():
+        if how == "change":
+            r.change("a", [3, 3, 3])
+        else:
+            r.move("x0", "a", group="in" if how == "asynchronous" else None)
+
+    with r.step("out"):
+        r.init("a", 1)
+        r.move("a", "b", group="out")
+        overwrite()
+        r.wait("out")
+        overwrite()
+        assert r.read("b").tolist() == [1, 1, 1]
+    (found,) = r.recording().findings
+    assert (found.kind, found.slot) == ("overwritten-leaving", "a")
+    assert found.message == "a was overwritten while a copy out of it was under way: nobody had waited for 'out'"
 
 
 # -- steps, blocks and launches --------------------------------------------------------------------------------------

@@ -140,7 +140,7 @@ def test_asynchronous_moves_land_at_their_wait_with_what_was_copied():
     assert recording.values(-1, "a").tolist() == [0, 1]
     assert (recording.content(-1, "a").label, recording.content(-1, "a").level) == ("K0", 1)
     assert recording.values(-1, "K0").tolist() == [9, 9]
-    assert [f.slot for f in recording.findings] == ["a"]
+    assert [(f.kind, f.slot) for f in recording.findings] == [("read-arriving", "a"), ("overwritten-leaving", "K0")]
 
 
 def test_moves_that_a_block_never_waited_for_do_not_land_in_its_next_life():
