@@ -100,13 +100,17 @@ def _frame(sheet: Paths, shapes: Sequence[Shape], x: float, y: float, number: in
     for shape in shapes:
         if isinstance(shape, Text):
             beside.setdefault(shape.y, []).append(shape.x)
+    lowest = min((s.y for s in shapes if isinstance(s, Text) and s.id != "caption"), default=0.0)
     for shape in shapes:
         if shape.under:
             continue
         if not isinstance(shape, Text):
             sheet.shape(shape, x, y)
         elif shape.id == "caption":
-            sheet.text(x, BOTTOM + y + 0.95, wrap(shape.text, CAPTION_SIZE, CAPTION_WIDTH), CAPTION_SIZE)
+            text = wrap(shape.text, CAPTION_SIZE, CAPTION_WIDTH)
+            half = 0.6 * CAPTION_SIZE / UNIT * (text.count("\n") + 1)
+            above = lowest - 0.3 - half  # below the names of the lowest row of slots
+            sheet.text(x, y + max(BOTTOM + 0.1 + half, min(BOTTOM + 0.95, above)), text, CAPTION_SIZE)
         elif shape.size <= NARROW and ".number" in shape.id:
             continue
         elif not shape.id.endswith(".label"):

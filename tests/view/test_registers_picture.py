@@ -14,10 +14,14 @@ import flashviz as fv
 from flashviz.recording import Recording
 from flashviz.view.facts import flights_of, layout_for
 from flashviz.view.layers import layers_of
+from flashviz.view.layout import BOTTOM, TOP
 from flashviz.view.palette import GROUND, HUES
 from flashviz.view.panel import action_class, code_html, legend_html, targets_of
+from flashviz.view.paths import Paths
 from flashviz.view.scene import scene
 from flashviz.view.shapes import Rect, Text
+from flashviz.view.storyboard import storyboard
+from flashviz.view.text import UNIT
 
 
 @lru_cache(maxsize=16)
@@ -167,3 +171,16 @@ def test_both_places_where_a_tile_is_asked_for_are_marked_in_the_kernel() -> Non
     html = code_html(kernel, targets_of(recording, range(len(recording.steps))))
     assert html.count(f"fv-a {action_class('load_k')}") == 2
     assert html.count(f"fv-a {action_class('scores')}") == 1
+
+
+@pytest.mark.parametrize("rung", [0, 2, 4])
+def test_captions_on_the_sheet_stand_below_the_names_of_slots(rung: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[tuple[str, float, float]] = []
+    monkeypatch.setattr(Paths, "text", lambda self, x, y, text, size, *rest: said.append((text, y, size)))
+    step = step_of(recorded(rung), "update mi")
+    storyboard(recorded(rung), [step])
+    ((_, caption, size),) = [s for s in said if "update mi" in s[0]]
+    names = [(y, height) for text, y, height in said if text in ("mi", "li", "Oi", "Sij", "Vj")]
+    assert len(names) >= 4
+    assert caption + size / UNIT / 2 < min(y - height / UNIT / 2 for y, height in names)
+    assert caption - size / UNIT / 2 > -(TOP - BOTTOM)
