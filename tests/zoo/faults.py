@@ -361,10 +361,10 @@ FAULTS = [
     ),
     Fault("a row behind the last", TF32, "if (row < exist) v =", "if (row <= exist) v =", "bounds"),
     Fault(
-        "lanes without a row do not take part in the sum",
+        "two lanes do not take part in the maximum",
         TF32,
-        "        for (int bit = 1; bit <= 2; bit *= 2) l[y] +=",
-        "        if (i * Br + row + 8 * y + g < Nq) for (int bit = 1; bit <= 2; bit *= 2) l[y] +=",
+        "for (int bit = 1; bit <= 2; bit *= 2) m_new =",
+        "if (lane < 30) for (int bit = 1; bit <= 2; bit *= 2) m_new =",
         "warp",
         "__shfl_xor_sync",
     ),
