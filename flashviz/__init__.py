@@ -32,6 +32,8 @@ _WHERE = {
     "FlashAttention2": "programs.flash_attention_2",
     "FlashAttention2Registers": "programs.flash_attention_2_registers",
     "FlashAttention2Ahead": "programs.flash_attention_2_ahead",
+    "flash_attention_3": "programs.flash_attention_3",
+    "FlashAttention3": "programs.flash_attention_3",
     "flash_attention_2_rope": "programs.flash_attention_2_rope",
     "FlashAttention2Rope": "programs.flash_attention_2_rope",
     "flash_decoding": "programs.flash_decoding",
@@ -111,6 +113,8 @@ if TYPE_CHECKING:
     from flashviz.programs.flash_attention_2_registers import FlashAttention2Registers as FlashAttention2Registers
     from flashviz.programs.flash_attention_2_rope import FlashAttention2Rope as FlashAttention2Rope
     from flashviz.programs.flash_attention_2_rope import flash_attention_2_rope as flash_attention_2_rope
+    from flashviz.programs.flash_attention_3 import FlashAttention3 as FlashAttention3
+    from flashviz.programs.flash_attention_3 import flash_attention_3 as flash_attention_3
     from flashviz.programs.flash_decoding import FlashDecoding as FlashDecoding
     from flashviz.programs.flash_decoding import flash_decoding as flash_decoding
     from flashviz.programs.online_softmax import OnlineSoftmax as OnlineSoftmax
