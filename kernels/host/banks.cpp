@@ -90,7 +90,7 @@ static void count_access(const Record* first, const Record* end) {
     ++use.accesses;
     while (first < end) {
         const unsigned phase = first->thread % 32 / lanes;
-        uint32_t wanted[32][32 * 4];
+        static uint32_t wanted[32][32 * 4];  // no local array: past 4 KB, a frame needs a function that is not linked on Windows
         int count[32] = {}, most = 0;
         for (; first < end && first->thread % 32 / lanes == phase; ++first)
             for (unsigned w = 0; w < words; ++w) {
