@@ -4,9 +4,10 @@
 
 1. checks      O and L against float64 over many shapes, both types and all instantiations, poisoned with NaN, NaN around K and V
 2. times       the three rungs, PyTorch's flash and cuDNN backends at sixteen sizes, in turns, with rests between
-3. layouts     rung 4 with plain, padded and swizzled tiles (question 13), in turns
-4. profile     what the units did, by ncu's counters, bank conflicts among them
-5. sanitizer   compute-sanitizer's four tools on each rung, and on copies with every barrier and wait deleted in turn and other faults
+3. profile     what the units did, by ncu's counters, bank conflicts among them
+4. sanitizer   compute-sanitizer's four tools on each rung, and on copies with every barrier and wait deleted in turn and other faults
+
+`benchmarks/gpu_layouts.py` times rung 4's three layouts (question 13).
 """
 
 from __future__ import annotations
@@ -133,16 +134,6 @@ def part_times(say: Any) -> dict[str, Any]:
     return {"rows": in_turns(say, SIZES, files, torch), "copy TB/s": gpu.copy_bandwidth(say)}
 
 
-def part_layouts(say: Any) -> dict[str, Any]:
-    file = RUNGS[1]
-
-    def files(d: int, N: int) -> dict[str, tuple[str, Any]]:
-        names = ("plain", "padded", "swizzled")
-        return {name: (file, {**measured(file, d, N), "Layout": layout}) for layout, name in enumerate(names)}
-
-    return {"rows": in_turns(say, ((64, 4096, False), (128, 4096, False)), files, None, rounds=5)}
-
-
 def profiled() -> list[tuple[str, str, dict[str, Any]]]:
     """Title, file and template values of each launch that ncu sees."""
     found = [(f"{file}, d = {d}", file, measured(file, d, 4096)) for file, d in PROFILED]
@@ -239,6 +230,5 @@ def times_table(times: dict[str, Any]) -> list[str]:
 
 
 if __name__ == "__main__":
-    parts = {"checks": part_checks, "times": part_times, "layouts": part_layouts}
-    parts |= {"profile": part_profile, "sanitizer": part_sanitizer}
+    parts = {"checks": part_checks, "times": part_times, "profile": part_profile, "sanitizer": part_sanitizer}
     sys.exit(gpu.main(parts, name="gpu_ladder", text=__doc__, small=small_run, times=times_table))
