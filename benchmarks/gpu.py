@@ -629,7 +629,7 @@ def main(
     small: Any = None,
     times: Any = None,
 ) -> int:
-    """Run parts one by one and write NAME.json and NAME.md after each; 1 when something failed.
+    """Run parts one by one and write NAME.json and NAME.md after each; 1 when something failed, 0 too where there is no usable GPU.
 
     ``parts`` are functions that take ``say`` and return what is reported, in order; ``small`` runs the small shapes for
     compute-sanitizer; ``times`` makes the report's lines of the part "times". This script's own when not given.
@@ -644,6 +644,10 @@ def main(
     options = parser.parse_args()
     if options.sanitize_run or options.crash_run:
         crash_run() if options.crash_run else small(options.sanitize_run)
+        return 0
+    found = cuda.status()
+    if not found.usable:
+        print(f"Nothing is measured: {found.reason} {found.fix}".strip())
         return 0
     started = time.perf_counter()
     result: dict[str, Any] = {}

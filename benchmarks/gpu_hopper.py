@@ -382,6 +382,10 @@ def main() -> int:
     if options.sanitize_run:
         sanitize_run(options.sanitize_run)
         return 0
+    found = cuda.status()
+    if not found.usable:
+        print(f"Nothing is measured: {found.reason} {found.fix}".strip())
+        return 0
     lengths, types = tuple(map(int, options.lengths.split(","))), tuple(options.types.split(","))
     parts: dict[str, Callable[[Any], dict[str, Any]]] = {
         "compile": part_compile,
@@ -401,8 +405,8 @@ def main() -> int:
             result[name] = {"failures": [f"{type(error).__name__}: {error}"]}
         result[name]["seconds"] = round(time.monotonic() - start, 1)
         say(f"{name}: { ({k: v for k, v in result[name].items() if k not in ('rates', 'clean')}) }")
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "hopper.json").write_text(json.dumps(result, indent=1))
+        options.out.mkdir(parents=True, exist_ok=True)  # after each part: a run that is cut off keeps what it has
+        (options.out / "hopper.json").write_text(json.dumps(result, indent=1))
     if rates := result.get("times", {}).get("rates"):
         (options.out / "hopper.md").write_text(table(rates) + "\n")
         say(table(rates))

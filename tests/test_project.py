@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -152,3 +153,18 @@ def test_wheel_and_sdist_are_complete(root: Path, tmp_path: Path) -> None:
     ):
         assert needed in packed
     assert any(name.startswith("kernels/") for name in packed)
+
+
+@pytest.mark.slow
+def test_what_is_measured_on_a_gpu_says_so_where_there_is_none(root: Path, tmp_path: Path) -> None:
+    scripts = sorted((root / "benchmarks").glob("gpu*.py"))
+    assert len(scripts) > 10
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    for script in scripts:
+        done = subprocess.run(
+            [sys.executable, str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, script.name + done.stderr
+        assert "Traceback" not in done.stderr, script.name
+        assert done.stdout.startswith(("Nothing is", "No traces")) or script.name == "gpu_hopper_steps.py", script.name
+    assert not list(tmp_path.iterdir())
