@@ -24,6 +24,7 @@
 // @arch      90a
 // @instead   flash_attention_2_tuned, flash_attention_2
 // @blocks    Bc
+// @roles     producer, consumer 1, consumer 2, consumer 3
 // @array     Q [B, Hq, Nq, D]
 // @array     K [B, Hkv, Nk, D]
 // @array     V [B, Hkv, Nk, D]
@@ -48,6 +49,7 @@
 // @shape     B=1 Hq=2 Hkv=1 Nq=700 Nk=300
 #include "include/numbers.cuh"
 #include "include/shared.cuh"
+#include "include/trace.cuh"
 #include "include/walk.cuh"
 #include "include/wgmma.cuh"
 
@@ -124,21 +126,25 @@ flash_attention_3(const __grid_constant__ TensorMap Q, const __grid_constant__ T
     if (warpgroup == 0) {  // ---- producer ------------------------------------------------------------------------------------------
         give_registers<Consumers == 2 ? 40 : 32>();
         if (threadIdx.x != 0) return;
+        TRACE_ROLE(0, true, 0, 0, blockIdx.x);
         const int group = Hq / Hkv;
         RingPlace kv, q;
         for (; at.more; at.next(), kv.next(Stages)) {
+            TRACE(load_k, at.number(), at.j);
             k_empty[kv.slot].wait(kv.parity ^ 1);
             k_full[kv.slot].arrive_expecting(KBytes);
             tma_load(k_part(kv.slot), K, k_full[kv.slot], at.j * Bc, at.head / group);
             if (at.j == 0) {
                 for (int w = 0; w < Consumers; ++w) {
                     const int part = q.slot * Consumers + w;
+                    TRACE(load_q, w + 1, at.number());
                     q_empty[part].wait(q.parity ^ 1);
                     q_full[part].arrive_expecting(QBytes);
                     tma_load(q_part(q.slot, w), Q, q_full[part], at.i * Br + 64 * w, at.head);
                 }
                 q.next(2);
             }
+            TRACE(load_v, at.number(), at.j);
             v_empty[kv.slot].wait(kv.parity ^ 1);
             v_full[kv.slot].arrive_expecting(KBytes);
             tma_load(v_part(kv.slot), V, v_full[kv.slot], at.j * Bc, at.head / group);
@@ -149,6 +155,7 @@ flash_attention_3(const __grid_constant__ TensorMap Q, const __grid_constant__ T
     // ---- consumers --------------------------------------------------------------------------------------------------------------------
     take_registers<Consumers == 2 ? 232 : 160>();
     const int w = warpgroup - 1, t = threadIdx.x % 128, lane = t % 32;
+    TRACE_ROLE(warpgroup, t == 0, 0, 0, blockIdx.x);
     const int row = 64 * w + t / 32 * 16 + lane / 4;           // of the row block; this thread has that one and row + 8
     // Below, scores are those of a positive scale: with a negative one their signs are turned, and 0 is 10^-30, so that -inf stays -inf.
     const bool turned = scale < 0.f;
@@ -203,6 +210,9 @@ flash_attention_3(const __grid_constant__ TensorMap Q, const __grid_constant__ T
         if (t == 0) tma_store(O, q_part(slot, w), i * Br + 64 * w, head);   // rows past Nq it leaves out
     };
     const auto settle = [&] {                                  // a round later: the copy engine has read it, a new Q may come
+        if (owed) {
+            TRACE(give_back, warpgroup);
+        }
         if (owed && t == 0) {
             tma_store_wait();
             q_empty[(q.slot ^ 1) * Consumers + w].arrive();
@@ -214,6 +224,7 @@ flash_attention_3(const __grid_constant__ TensorMap Q, const __grid_constant__ T
     if (w == Consumers - 1) pass_turn();
     forget();
     clear();
+    TRACE(scores, at.number(), 0);
     q_full[w].wait(0);
     k_full[0].wait(0);
     my_turn();
@@ -223,17 +234,20 @@ flash_attention_3(const __grid_constant__ TensorMap Q, const __grid_constant__ T
     wgmma_keep(s);
     pass_turn();
     done_with(k_empty[0]);
+    TRACE(softmax, at.number(), 0);
     softmax_here();
+    TRACE(probabilities, at.number(), 0);
     v_full[0].wait(0);
     to_p();
 
-    int head, i;
+    auto last = at;                                            // the tile whose p is not used yet
     float inverse[2];
     for (;;) {
-        head = at.head, i = at.i;
+        last = at;
         at.next();
         here.next(Stages);
         while (Skips && at.j > 0 && at.j * Bc >= at.keys_seen_before(at.i * Br + 64 * (w + 1))) {   // none of these 64 rows sees any of it
+            TRACE(skip, at.number(), at.j);
             k_full[here.slot].wait(here.parity);
             v_full[here.slot].wait(here.parity);
             my_turn();
@@ -245,8 +259,9 @@ flash_attention_3(const __grid_constant__ TensorMap Q, const __grid_constant__ T
         }
         if (!at.more) break;
         const bool fresh = at.j == 0;                          // other rows begin; p and o are still those of the last
+        if (fresh) settle();
+        TRACE(scores, at.number(), at.j);
         if (fresh) {
-            settle();
             q.next(2);
             q_full[q.slot * Consumers + w].wait(q.parity);
         }
@@ -263,11 +278,14 @@ flash_attention_3(const __grid_constant__ TensorMap Q, const __grid_constant__ T
         done_with(k_empty[here.slot]);
         settle();
         if (fresh) {
-            finish(inverse, head, i);
+            TRACE(store_l, last.number());
+            finish(inverse, last.head, last.i);
             forget();
         }
+        TRACE(softmax, at.number(), at.j);
         const bool raised = softmax_here();
         wgmma_keep(s);
+        TRACE(accumulate, last.number(), last.j);
         // V of this tile. Its parity asks whether l is negative, which it never is: else the assembler may move the softmax behind
         // the next wait, whatever is volatile, and nothing overlaps.
         v_full[here.slot].wait(here.parity ^ (l[0] + l[1] < 0.f));
@@ -275,8 +293,12 @@ flash_attention_3(const __grid_constant__ TensorMap Q, const __grid_constant__ T
         wgmma_keep(o);
         done_with(v_empty[before]);
         if (fresh) {
-            store(inverse, q.slot ^ 1, head, i);
+            TRACE(store_o, last.number());
+            store(inverse, q.slot ^ 1, last.head, last.i);
             owed = true;
+        }
+        TRACE(probabilities, at.number(), at.j);
+        if (fresh) {
             clear();
         } else if (raised) {
             multiply(o, corr);
@@ -284,12 +306,16 @@ flash_attention_3(const __grid_constant__ TensorMap Q, const __grid_constant__ T
         to_p();
         before = here.slot;
     }
+    TRACE(accumulate, last.number(), last.j);
     wgmma_keep(o);
     wgmma_fence();
     wgmma_values<T, Bc, D>(o, p, v_part(before));
     wgmma_wait<0>();
     wgmma_keep(o);
-    finish(inverse, head, i);
-    store(inverse, q.slot, head, i);
+    TRACE(store_l, last.number());
+    finish(inverse, last.head, last.i);
+    TRACE(store_o, last.number());
+    store(inverse, q.slot, last.head, last.i);
+    TRACE(give_back, warpgroup);
     if (t == 0) tma_store_wait();  // shared memory must live until the copy engine has read it
 }

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from flashviz.cuda.scalars import DTYPES, TemplateValues
 from flashviz.cuda.tensor_maps import MapLine, parse_map
 
-_SINGLE = ("paper", "grid", "block", "arch", "blocks", "instead")
+_SINGLE = ("paper", "grid", "block", "arch", "blocks", "instead", "roles")
 _MANY = ("array", "map", "inout", "default", "require", "instance", "shape", "tune")
 
 
@@ -19,7 +19,7 @@ class Header:
 
     ``inout`` names the outputs whose contents the kernel reads before it writes them. ``maps`` are the parameters that are tensor maps.
     ``arch`` is the least architecture, or with ``exact`` (`@arch 90a`) the only one; ``instead`` are kernel files for the same work that
-    run elsewhere, the best first.
+    run elsewhere, the best first. ``roles`` names what the warps of a block do beside each other, for traces.
     """
 
     kernel: str
@@ -30,6 +30,7 @@ class Header:
     exact: bool = False
     instead: tuple[str, ...] = ()
     blocks: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()
     arrays: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     maps: Mapping[str, MapLine] = field(default_factory=dict)
     inout: tuple[str, ...] = ()
@@ -96,6 +97,7 @@ def _header(kernel: str, common: list[tuple[str, str]], own: list[tuple[str, str
         exact=bool(arch[2]),
         instead=split(single.get("instead", "")),
         blocks=split(single.get("blocks", "")),
+        roles=split(single.get("roles", "")),
         arrays=arrays,
         maps=maps,
         inout=tuple(name for value in many["inout"] for name in value.replace(",", " ").split()),

@@ -2,7 +2,7 @@
 
 A kernel file is the only place that says how it is launched. `find` reads from it
 
-* the header block, comment lines `// @word ...`: kernel, paper, grid, block, arch, instead, blocks, array, map, inout, default, require,
+* the header block, comment lines `// @word ...`: kernel, paper, grid, block, arch, instead, blocks, roles, array, map, inout, default, require,
   instance, shape, tune;
 * the signature of the `__global__` function that `@kernel` names;
 * the shared-memory parts, lines `carve.tile<rows, columns>("name")` and `carve.vector<length>("name")`, of floats, or of a type that is

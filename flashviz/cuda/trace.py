@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 DEFINE = "FLASHVIZ_TRACE"
 RECORDS, REGIONS, CAPACITY = "flashviz_trace_records", "flashviz_trace_regions", "flashviz_trace_capacity"
-"""The kernel's device globals: two pointers and a 64-bit number."""
+ROLES = "flashviz_trace_roles"
+"""The kernel's device globals: two pointers and two 64-bit numbers."""
 RECORD = np.dtype(
     [
         ("action", "<u2"),
@@ -57,8 +58,6 @@ WRAP = 1 << 32
 """Nanoseconds after which a record's time begins anew."""
 GUESS = 256
 """Records a block has room for where nobody says how many there will be."""
-ROLES = ("",)
-"""What the numbers of roles mean: 0 is the block as a whole."""
 
 
 class TraceError(RuntimeError):
@@ -75,7 +74,7 @@ class TraceOverflowError(TraceError):
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One action of a block. Times are nanoseconds of the device's timer; it ends where the next begins."""
+    """One action of a block, or of a ``role`` of it. Times are nanoseconds of the device's timer; it ends where its role's next begins."""
 
     name: str
     tiles: tuple[int, ...]
@@ -87,7 +86,10 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class TracedBlock:
-    """What one block did, in order. ``index`` counts the blocks of the launch in the order of blockIdx, x fastest."""
+    """What one block did, in order; where it has roles, one role after the other, each in its order.
+
+    ``index`` counts the blocks of the launch in the order of blockIdx, x fastest.
+    """
 
     block: Block
     index: int
@@ -172,8 +174,8 @@ def watched() -> _Watch | None:
 
 
 def buffers(plan: Plan, capacity: int) -> tuple[np.ndarray, np.ndarray]:
-    """Records [blocks, capacity] and regions [blocks] for a launch, none of them written."""
-    blocks = math.prod(plan.grid)
+    """Records [blocks, capacity] and regions [blocks] for a launch, none of them written; as many for each role, where blocks have roles."""
+    blocks = math.prod(plan.grid) * max(1, len(plan.source.header.roles))
     return np.zeros((blocks, max(1, capacity)), RECORD), np.zeros(blocks, REGION)
 
 
@@ -190,17 +192,19 @@ def decode(plan: Plan, records: np.ndarray, regions: np.ndarray, device: str) ->
     """
     name = f"{plan.source.path.name}: {plan.instance}"
     capacity = records.shape[1]
-    counts = regions["count"]
-    absent = np.flatnonzero(regions["begin"] == 0)
+    counts, roles = regions["count"], plan.source.header.roles
+    each = max(1, len(roles))
+    absent = np.flatnonzero((regions["begin"].reshape(-1, each) == 0).all(axis=1))
     if len(absent):
+        says = "TRACE_ROLE(role, first, batch, head, tile)" if roles else "TRACE_BLOCK(batch, head, tile)"
         raise TraceError(
-            f"{name}: {len(absent)} of {len(regions)} blocks wrote no trace, first blockIdx "
-            f"{_index(plan, int(absent[0]))}: a traced kernel says TRACE_BLOCK(batch, head, tile) before anything else."
+            f"{name}: {len(absent)} of {len(regions) // each} blocks wrote no trace, first blockIdx "
+            f"{_index(plan, int(absent[0]))}: a traced kernel says {says} before anything else."
         )
     calling = np.flatnonzero(regions["called"])
     if len(calling):
         raise TraceError(
-            f"{name}: {int(regions['called'][calling[0]]):,} actions of blockIdx {_index(plan, int(calling[0]))} are named in functions "
+            f"{name}: {int(regions['called'][calling[0]]):,} actions of blockIdx {_index(plan, int(calling[0]) // each)} are named in functions "
             "that the kernel calls: it must say TRACE_BLOCK_AND_CALLS(batch, head, tile) instead of TRACE_BLOCK."
         )
     most = int(counts.max(initial=0))
@@ -214,20 +218,39 @@ def decode(plan: Plan, records: np.ndarray, regions: np.ndarray, device: str) ->
     names = {number: action for action, number in plan.source.trace_ids.items()}
     blocks: list[TracedBlock] = []
     seen: dict[Block, int] = {}
-    for index, region in enumerate(regions):
-        block = Block(int(region["batch"]), int(region["head"]), int(region["tile"]))
+    for index in range(len(regions) // each):
+        own = [
+            n for n in range(index * each, (index + 1) * each) if regions["begin"][n]
+        ]  # some roles may have no warps
+        places = {Block(*map(int, regions[n][["batch", "head", "tile"]])) for n in own}
+        block = places.pop()
+        if places:
+            raise TraceError(
+                f"{name}: the roles of blockIdx {_index(plan, index)} say {tuple(block)} and {tuple(places.pop())}."
+            )
         if block in seen:
             raise TraceError(
                 f"{name}: blockIdx {_index(plan, seen[block])} and {_index(plan, index)} both say TRACE_BLOCK{tuple(block)}."
             )
         seen[block] = index
-        actions = _actions(name, names, records[index, : int(region["count"])], region)
-        blocks.append(TracedBlock(block, index, int(region["begin"]), int(region["end"]), actions))
+        actions: list[Action] = []
+        for n in own:
+            number, role = (n % each + 1, roles[n % each]) if roles else (0, "")
+            kept = records[n, : int(counts[n])]
+            if (kept["role"] != number).any():
+                wrong = sorted({int(x) for x in kept["role"]} - {number})
+                raise TraceError(
+                    f"{name}: a record in the place of role {number} has role {wrong[0]}: not a TRACE line. A kernel says TRACE_ROLE where "
+                    "its header has a line @roles, and TRACE_BLOCK where it has none."
+                )
+            actions += _actions(name, names, kept, regions[n], role)
+        begin, end = (int(f(int(regions[x][n]) for n in own)) for x, f in (("begin", min), ("end", max)))
+        blocks.append(TracedBlock(block, index, begin, end, tuple(actions)))
     blocks.sort(key=lambda b: b.block)
     return KernelTrace(plan.source.signature.function, device, plan.grid, plan.block, tuple(blocks), capacity)
 
 
-def _actions(name: str, names: dict[int, str], records: np.ndarray, region: np.void) -> tuple[Action, ...]:
+def _actions(name: str, names: dict[int, str], records: np.ndarray, region: np.void, role: str) -> list[Action]:
     rows = records.tolist()
     times = [int(region["begin"])]
     for time in [*(row[5] for row in rows), int(region["end"])]:
@@ -239,11 +262,11 @@ def _actions(name: str, names: dict[int, str], records: np.ndarray, region: np.v
         )
     where = int(region["multiprocessor"])
     actions = []
-    for (number, role, tiles, first, second, _), start, until in zip(rows, times[1:], times[2:], strict=False):
-        if number not in names or not 1 <= tiles <= 2 or role >= len(ROLES):
-            raise TraceError(f"{name}: the trace holds action {number}, role {role}, {tiles} tiles: not a TRACE line.")
-        actions.append(Action(names[number], (first, second)[:tiles], where, start, until, ROLES[role]))
-    return tuple(actions)
+    for (number, _, tiles, first, second, _), start, until in zip(rows, times[1:], times[2:], strict=False):
+        if number not in names or not 1 <= tiles <= 2:
+            raise TraceError(f"{name}: the trace holds action {number}, {tiles} tiles: not a TRACE line.")
+        actions.append(Action(names[number], (first, second)[:tiles], where, start, until, role))
+    return actions
 
 
 def _index(plan: Plan, number: int) -> tuple[int, int, int]:
@@ -259,7 +282,8 @@ def traced(plan: Plan, run: Callable[..., Launched], device: str, *, room: int, 
     before = {name: plan.arguments[name].copy() for name in plan.outputs}
     while True:
         records, regions = buffers(plan, room)
-        values = {RECORDS: records, REGIONS: regions, CAPACITY: np.uint64(records.shape[1])}
+        roles = np.uint64(max(1, len(plan.source.header.roles)))
+        values = {RECORDS: records, REGIONS: regions, CAPACITY: np.uint64(records.shape[1]), ROLES: roles}
         launched = run(plan, defines=(DEFINE,), device_globals=values, **options)
         try:
             return replace(launched, trace=decode(plan, records, regions, device))

@@ -6,7 +6,8 @@ A file is an ``.npz`` archive (NumPy's, compressed) of whole numbers. Times are 
 * for launch number n, ``n.blocks`` [blocks, 6]: batch, head, tile, number in blockIdx order, multiprocessor, actions;
 * ``n.spans`` [blocks, 2]: begin after the launch's begin, end after the last action's start;
 * ``n.actions`` [actions]: which of the names; ``n.tiles`` [actions, 2] with -1 for none; ``n.starts`` [actions]: nanoseconds since the action
-  before, or since the block's begin.
+  before, or since the block's begin;
+* where blocks have roles, ``n.roles`` [actions]: which of the roles' names; ``n.ends`` [actions]: nanoseconds since its own start.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,10 @@ def write_traces(path: str | Path, traces: Sequence[KernelTrace], about: Mapping
             f"{number}.tiles": np.array([(*action.tiles, NOTHING)[:2] for _, action in actions], np.int32),
             f"{number}.starts": np.array(starts, np.int32),
         }
+        roles = list(dict.fromkeys(action.role for _, action in actions))
+        if roles not in ([], [""]):
+            arrays[f"{number}.roles"] = np.array([roles.index(action.role) for _, action in actions], np.uint8)
+            arrays[f"{number}.ends"] = np.array([action.end - action.start for _, action in actions], np.int32)
         launches.append(
             {
                 "kernel": trace.kernel,
@@ -62,6 +68,7 @@ def write_traces(path: str | Path, traces: Sequence[KernelTrace], about: Mapping
                 "grid": trace.grid,
                 "threads": trace.threads,
                 "names": names,
+                **({"roles": roles} if f"{number}.roles" in arrays else {}),
                 "begin": trace.begin,
             }
         )
@@ -93,6 +100,8 @@ def read_traces(path: str | Path) -> tuple[list[KernelTrace], dict[str, Any]]:
     traces = []
     for number, launch in enumerate(about.pop("launches")):
         own = {name: arrays[f"{number}.{name}"].tolist() for name in ("blocks", "spans", "actions", "tiles", "starts")}
+        if "roles" in launch:
+            own |= {name: arrays[f"{number}.{name}"].tolist() for name in ("roles", "ends")}
         blocks, at = [], 0
         for (batch, head, tile, index, multiprocessor, count), (begin, last) in zip(
             own["blocks"], own["spans"], strict=True
@@ -110,6 +119,12 @@ def read_traces(path: str | Path) -> tuple[list[KernelTrace], dict[str, Any]]:
                     strict=True,
                 )
             )
+            if "roles" in launch:
+                kinds, ends = (own[name][at : at + count] for name in ("roles", "ends"))
+                actions = tuple(
+                    replace(action, role=launch["roles"][kind], end=action.start + long)
+                    for action, kind, long in zip(actions, kinds, ends, strict=True)
+                )
             blocks.append(TracedBlock(Block(batch, head, tile), index, first, end, actions))
             at += count
         grid, threads = (tuple(launch[name]) for name in ("grid", "threads"))

@@ -21,7 +21,7 @@ from flashviz.recording import Param, Recording
 from flashviz.slots import Block, Slot
 
 if TYPE_CHECKING:
-    from flashviz.cuda.trace import TracedBlock
+    from flashviz.cuda.trace import Action, TracedBlock
 
 Method = TypeVar("Method", bound=Callable[..., None])
 
@@ -138,6 +138,10 @@ class Program:
         """
         part: np.ndarray = array[slot.head][first : first + slot.shape[0]]
         return part
+
+    def arguments(self, action: Action) -> tuple[int, ...]:
+        """What a traced action is given: the coordinates that its TRACE line says, and those that its role says."""
+        return action.tiles
 
     def bound(self) -> float:
         """How far the output of the kernel, which rounds in another order, may be from this program's, both in float32."""

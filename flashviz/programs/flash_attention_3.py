@@ -9,7 +9,7 @@ before the output of the last is stored.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,18 +18,36 @@ from flashviz.programs.base import Run, action
 from flashviz.programs.device import kernel_source
 from flashviz.programs.flash_attention_2_registers import bound
 from flashviz.programs.flash_attention_3_block import KERNEL, Flash3Block
-from flashviz.programs.flash_attention_3_launch import launch_kernel, where_to_run
+from flashviz.programs.flash_attention_3_launch import launch_kernel, multiprocessors_here, where_to_run
+from flashviz.programs.replay import run_kernel
 from flashviz.programs.roles import Act, side_by_side
 from flashviz.slots import Slot
 from flashviz.tiles import causal_mask, normalise, softmax_step
+
+if TYPE_CHECKING:
+    from flashviz.cuda.trace import Action
 
 
 def forward(fa: FlashAttention3, first: Sequence[str] = ()) -> None:
     """Block after block, its roles side by side; those named in ``first`` go before the others wherever both could go on."""
     for block in range(fa.grid):
         fa.begin(block)
-        roles = {"producer": producer(fa)} | {f"consumer {w}": consumer(fa, w) for w in fa.consumers}
-        side_by_side(fa, {name: roles[name] for name in dict.fromkeys([*first, *roles])})
+        acts = roles(fa)
+        side_by_side(fa, {name: acts[name] for name in dict.fromkeys([*first, *acts])})
+
+
+def roles(fa: FlashAttention3) -> dict[str, Iterator[Act]]:
+    """What each role of the block that has begun performs."""
+    return {"producer": producer(fa)} | {f"consumer {w}": consumer(fa, w) for w in fa.consumers}
+
+
+def one_by_one(fa: FlashAttention3) -> None:
+    """The actions without their waits, a role after the other: to count them."""
+    for block in range(fa.grid):
+        fa.begin(block)
+        for acts in roles(fa).values():
+            for act, tiles in acts:
+                act(*tiles)
 
 
 def producer(fa: FlashAttention3) -> Iterator[Act]:
@@ -45,18 +63,18 @@ def producer(fa: FlashAttention3) -> Iterator[Act]:
 def consumer(fa: FlashAttention3, w: int) -> Iterator[Act]:
     """The scores of a tile and the values of the tile before are under way together; its softmax comes between their ends."""
     before: tuple[int, int] | None = None
-    owed: int | None = None
+    owed = False
     for i, j in fa.walk:
         if fa.hidden(w, i, j):
             yield fa.skip, (w, i, j)
             continue
-        if j == 0 and owed is not None:
-            yield fa.give_back, (w, owed)
-            owed = None
+        if j == 0 and owed:
+            yield fa.give_back, (w,)
+            owed = False
         yield fa.scores, (w, i, j)
-        if owed is not None:
-            yield fa.give_back, (w, owed)
-            owed = None
+        if owed:
+            yield fa.give_back, (w,)
+            owed = False
         if j == 0 and before:
             yield fa.store_l, (w, before[0])
         yield fa.softmax, (w, i, j)
@@ -64,14 +82,14 @@ def consumer(fa: FlashAttention3, w: int) -> Iterator[Act]:
             yield fa.accumulate, (w, *before)
             if j == 0:
                 yield fa.store_o, (w, before[0])
-                owed = before[0]
+                owed = True
         yield fa.probabilities, (w, i, j)
         before = i, j
     assert before is not None  # a block without work is not launched
     yield fa.accumulate, (w, *before)
     yield fa.store_l, (w, before[0])
     yield fa.store_o, (w, before[0])
-    yield fa.give_back, (w, before[0])
+    yield fa.give_back, (w,)
 
 
 class FlashAttention3(Flash3Block):
@@ -215,6 +233,7 @@ class FlashAttention3(Flash3Block):
             self.r.move(O, slot, values=self.held(O, rows) * self.held(c, rows)[:, None], reads=(O, c))
         self.r.barrier("warpgroup", "all threads' rows of O are there before one asks the copy engine to take them")
         leaving = f"O of i = {i}, consumer {w}"
+        self.leaving[w].append(i)
         if rows:
             self.output[head][first : first + rows] = self.held(slot, rows)
             self.copy(leaving, slot, self.O[head][first // self.share])
@@ -222,12 +241,19 @@ class FlashAttention3(Flash3Block):
             self.arrived[leaving] += 1
 
     @action("wait until O has left")
-    def give_back(self, w: int, i: int) -> None:
+    def give_back(self, w: int) -> None:
         """The copy engine has read O out of Qi: Q of other rows may come."""
-        self.starts(f"consumer {w}", "give_back", w, i)
-        slot, _, _, empty = self.part(w, i)
-        if i != self.rows[-1]:
-            self.arrive(empty, f"O has left {slot.name}")
+        self.starts(f"consumer {w}", "give_back", w)
+        for i in self.leaving[w]:
+            slot, _, _, empty = self.part(w, i)
+            if i != self.rows[-1]:
+                self.arrive(empty, f"O has left {slot.name}")
+        self.leaving[w].clear()
+
+    def arguments(self, action: Action) -> tuple[int, ...]:
+        """What a traced action is given: which consumer it is, its role says."""
+        number = action.role.removeprefix("consumer ")
+        return (int(number), *action.tiles) if number.isdigit() and action.name != "give_back" else action.tiles
 
     def bound(self) -> float:
         """What rounding may change: P, O are rounded as on rung 3 of the ladder."""
@@ -249,7 +275,7 @@ def flash_attention_3(
     Bc: int = 4,
     stages: int = 2,
     consumers: int | None = None,
-    multiprocessors: int = 1,
+    multiprocessors: int | None = None,
     dtype: str = "float16",
     scale: float | None = None,
     causal: bool = False,
@@ -266,11 +292,11 @@ def flash_attention_3(
             or 128.
         stages: slots of the ring, for K and for V, at least 2.
         consumers: 2 or 3; when not given 3 for Br = 192 (64 rows each, as in the kernel), else 2.
-        multiprocessors: as many blocks stay and share out the row blocks. On a GPU it is the GPU's own number.
+        multiprocessors: as many blocks stay and share out the row blocks; 1 when not given, and on a GPU always the GPU's own number.
         dtype: ``"float16"`` or ``"bfloat16"``.
         scale: factor of the scores, 1/√d when not given.
         causal: query i sees keys j ≤ i + Nk - Nq; a row that sees no key gets O = 0 and L = -inf.
-        device: ``"numpy"``; ``"gpu"``, a Hopper GPU and only with ``record=False``; or ``"auto"``, the GPU where it takes this call.
+        device: ``"numpy"``; ``"gpu"``, a Hopper GPU; or ``"auto"``, the GPU where it takes this call, else NumPy.
         record: True, False, or the blocks to keep, as numbers of the blocks that stay.
         keep_values: tiles up to this many elements keep their numbers in the recording.
 
@@ -289,11 +315,17 @@ def flash_attention_3(
     >>> [step.label for step in run.recording.steps[2:5]]
     ['block 0 · i = 0 · j = 0 · ask for Kj', 'block 0 · w = 1 · i = 0 · ask for Qi', 'block 0 · w = 2 · i = 0 · ask for Qi']
     """
-    sizes: dict[str, Any] = {"Br": Br, "Bc": Bc, "stages": stages, "multiprocessors": multiprocessors, "dtype": dtype}
     shares = consumers if consumers is not None else 3 if Br == 192 else 2
-    mask: dict[str, Any] = {"scale": scale, "causal": causal}
-    fa = FlashAttention3(Q, K, V, **sizes, consumers=shares, **mask, record=record, keep_values=keep_values)
-    if where_to_run(fa, device, record) == "gpu":
-        return Run(*launch_kernel(fa), None, "gpu", fa.params)
-    forward(fa)
-    return fa.run()
+    options: dict[str, Any] = {"Br": Br, "Bc": Bc, "stages": stages, "consumers": shares, "dtype": dtype}
+    options |= {"scale": scale, "causal": causal, "keep_values": keep_values}
+    stay = 1 if multiprocessors is None else multiprocessors
+    fa = FlashAttention3(Q, K, V, **options, multiprocessors=stay, record=record)
+    where = where_to_run(fa, device)
+    if where == "numpy":
+        forward(fa)
+        return fa.run()
+    fa = FlashAttention3(Q, K, V, **options, multiprocessors=multiprocessors_here(), record=record)
+    if record is False:
+        return Run(*launch_kernel(fa), None, where, fa.params)
+    (O, L), recording = run_kernel(fa, one_by_one, lambda: launch_kernel(fa), where)
+    return Run(O, L, recording, where, fa.params)

@@ -124,6 +124,7 @@ class Flash3Block(Program):
         self.walk = [(i, j) for i in self.rows for j in range(self.tiles(i))]
         self.number = {at: n for n, at in enumerate(self.walk)}
         self.arrived: Counter[str] = Counter()
+        self.leaving: dict[int, list[int]] = {w: [] for w in self.consumers}
         self.r.trace = None
         self.r.block(block)
 
@@ -178,7 +179,7 @@ class Flash3Block(Program):
             slot_q, phase, *_ = self.part(i, j)
             return [f"{slot_q.name} empty, phase {phase - 1}"] if phase else []
         if action == "give_back":
-            return [f"O of i = {j}, consumer {i}"]
+            return [f"O of i = {left}, consumer {j}" for left in self.leaving[j]]
         if action == "probabilities":
             return [self.ring(i, j, "Vj")[2]]
         if action not in ("scores", "skip"):

@@ -1,8 +1,6 @@
-"""Where FlashAttention-3 runs: as a tile program anywhere, as a kernel on Hopper GPUs alone, and there without a recording so far."""
+"""Where FlashAttention-3 runs: as a tile program anywhere, as a kernel on Hopper GPUs alone."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 
@@ -26,7 +24,7 @@ def launch_kernel(fa: Flash3Block) -> tuple[np.ndarray, np.ndarray]:
     return loaded(O, T).reshape(a.given), L.reshape(a.given[:-1])
 
 
-def where_to_run(fa: Flash3Block, device: str, record: Any) -> str:
+def where_to_run(fa: Flash3Block, device: str) -> str:
     """``"numpy"`` or ``"gpu"``; on ``"auto"`` a GPU only where the kernel takes this call.
 
     Raises:
@@ -42,8 +40,6 @@ def where_to_run(fa: Flash3Block, device: str, record: Any) -> str:
             why
             or f"a consumer of {KERNEL} has 64 rows; Br={fa.a.Br} with consumers={len(fa.consumers)} gives it {fa.share}"
         )
-    if record is not False:
-        why = f"{KERNEL} has no TRACE lines, so its run cannot be recorded; record=False launches it"
     if device == "cpu":
         from flashviz import cuda
 
@@ -54,3 +50,10 @@ def where_to_run(fa: Flash3Block, device: str, record: Any) -> str:
         status = gpu.status()
         why = "" if status.arch == "sm_90" else f"{KERNEL} runs on sm_90 alone"
     return choose_device(device, why)
+
+
+def multiprocessors_here() -> int:
+    """How many blocks the kernel starts on this GPU, where there is work for them."""
+    from flashviz.cuda import gpu
+
+    return gpu.status().limits.multiprocessors

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -29,6 +29,7 @@ import numpy as np
 
 from flashviz.events import Event, Launch, Trace
 from flashviz.programs.base import Program, quiet
+from flashviz.programs.roles import Act, Deadlock, side_by_side
 from flashviz.recording import Recording
 from flashviz.slots import Block
 
@@ -107,6 +108,9 @@ class _Counts:
 def replay(program: Program, traces: Sequence[KernelTrace]) -> None:
     """Perform what the traces of the algorithm's launches name, block by block, each block's actions in its order.
 
+    Where a block has roles, each role's actions are performed in that role's order, and none before what it waits for has come: the
+    times of different roles say nothing that is finer than a tick of the clock.
+
     Raises:
         ReplayError: naming the kernel, the block and the action that the program cannot perform.
     """
@@ -118,10 +122,30 @@ def replay(program: Program, traces: Sequence[KernelTrace]) -> None:
                 program.enter(trace.kernel, block.block)
             except (IndexError, RuntimeError) as error:
                 raise ReplayError(f"{where}: {error}") from error
-            for action in block.actions:
-                program.r.trace = Trace(action.role, action.multiprocessor, action.start, action.end)
-                perform(program, action, block.block, where)
+            roles = dict.fromkeys(action.role for action in block.actions)
+            if any(roles):
+                acts = {role: _acts(program, block, role, where) for role in roles}
+                try:
+                    side_by_side(program, acts)  # type: ignore[arg-type]
+                except (Deadlock, IndexError) as error:
+                    raise ReplayError(f"{where}: {error}") from error
+            else:
+                for action in block.actions:
+                    perform(program, action, block.block, where)
     program.r.trace = None
+
+
+def _acts(program: Program, block: TracedBlock, role: str, where: str) -> Iterator[Act]:
+    """What a role of a traced block did, as `side_by_side` takes it."""
+    for action in block.actions:
+        if action.role == role:
+            given = replace(action, tiles=program.arguments(action))
+
+            def act(*_: int, given: Action = given) -> None:
+                perform(program, given, block.block, where)
+
+            act.__name__ = action.name
+            yield act, given.tiles
 
 
 def whole(block: TracedBlock) -> Trace:
@@ -158,6 +182,7 @@ def perform(program: Program, action: Action, block: Block, where: str = "") -> 
     if len(action.tiles) < takes or (takes and idle) or any(tile not in (0, block.tile) for tile in idle):
         wants = f"{takes} tile coordinates" if takes else f"the block's own tile, {block.tile}"
         raise ReplayError(f"{said}: {type(program).__name__}.{action.name} takes {wants}.")
+    program.r.trace = Trace(action.role, action.multiprocessor, action.start, action.end)
     try:
         getattr(program, action.name)(*action.tiles[:takes])
     except (IndexError, ValueError) as error:

@@ -27,6 +27,9 @@ WIDTH, LEAST_HEIGHT, MOST_HEIGHT, ROW = 9.0, 2.4, 7.5, 0.3
 """Inches of the figure, and of a row where there is room."""
 MOST_LABELS = 250
 """More bars than this bear no names."""
+WAITING = "#52525b"
+MOST_ROLES = 24
+"""More lanes than this bear no names of roles."""
 LEAST_OUTLINED = 0.04
 """Bars have outlines where half of them are wider than this many inches: narrower ones would be all outline."""
 _GAP = 0.12
@@ -59,7 +62,7 @@ def timeline(
         between: from when to when, in microseconds from the start of the first launch; all of it when not given.
 
     Returns:
-        A figure. Blocks that share a multiprocessor at one time are drawn below each other in its row.
+        A figure. Blocks that share a multiprocessor at one time are drawn below each other in its row, and so are the roles of a block.
 
     Raises:
         ValueError: the run has no times of a GPU; says what to draw instead. IndexError: no such step.
@@ -86,15 +89,25 @@ def _draw(
         step %= len(recording.steps)
     shown = _rows(recording, bars, multiprocessors)
     row_of = {multiprocessor: row for row, multiprocessor in enumerate(shown)}
-    lanes = _lanes(bars)
-    depth = max(lanes.values(), default=0) + 1
+    roles = list(dict.fromkeys(bar.trace.role for bar in bars))
+    lanes = {key: lane * len(roles) for key, lane in _lanes(bars).items()}
+    depth = max(lanes.values(), default=0) + len(roles)
     origins, cuts = _origins(bars)
-    height = min(MOST_HEIGHT, max(LEAST_HEIGHT, 1.3 + ROW * len(shown)))
+    height = min(MOST_HEIGHT, max(LEAST_HEIGHT, 1.3 + ROW * len(shown) * len(roles)))
     figure = Figure(figsize=(WIDTH, height), dpi=100, facecolor=GROUND, layout="constrained")
     axes = figure.add_subplot()
     drawn = [bar for bar in bars if bar.trace.multiprocessor in row_of]
     at = np.array(
-        [_edges(bar.trace, row_of, lanes[bar.launch, bar.block], depth, origins[bar.launch]) for bar in drawn]
+        [
+            _edges(
+                bar.trace,
+                row_of,
+                lanes[bar.launch, bar.block] + roles.index(bar.trace.role),
+                depth,
+                origins[bar.launch],
+            )
+            for bar in drawn
+        ]
     ).reshape(-1, 4)
     colours = colours_of(recording)
     end = max(bar.trace.end - origins[bar.launch] for bar in bars) / 1000
@@ -104,13 +117,13 @@ def _draw(
         mine = at[[bar.action == action for bar in drawn]] if drawn else at
         if len(mine):
             _add_bars(axes, mine, action, colour, outlined=narrow > LEAST_OUTLINED)
-    _add_begins(axes, recording, row_of, lanes, depth, origins)
+    _add_begins(axes, recording, row_of, lanes, depth, origins, len(roles))
     axes.set_xlim(low, high)
     axes.set_ylim(len(shown), 0)
     _add_cuts(axes, cuts)
     if step is not None:
         _mark(axes, [edges for edges, bar in zip(at, drawn, strict=True) if bar.step == step])
-    _dress(axes, recording, shown)
+    _dress(axes, recording, shown, roles if depth == len(roles) else [""])
     visible = at[(at[:, 1] > low) & (at[:, 0] < high)]
     if len(visible) <= MOST_LABELS:
         _name(axes, figure, zip(drawn, at, strict=True), colours)
@@ -183,10 +196,14 @@ def _actions(step: Step) -> Iterator[Step]:
 
 
 def colours_of(recording: Recording) -> dict[str, str]:
-    """A fill for every action, in order of appearance: the hue of what it makes, in as many shades as actions share it."""
-    hues, made = hues_of(recording), dict[str, Hue]()
+    """A fill for every action, in order of appearance: the hue of what it makes, in as many shades as actions share it.
+
+    Those that make nothing, but wait or say that they are done, come last and are dark grey.
+    """
+    hues, made, seen = hues_of(recording), dict[str, Hue](), dict[str, None]()
     for step in recording.steps:
         for part in _actions(step):
+            seen[part.action] = None
             if part.action not in made and (tensor := _makes(recording, part)):
                 made[part.action] = hues[tensor]
     colours: dict[str, str] = {}
@@ -195,7 +212,7 @@ def colours_of(recording: Recording) -> dict[str, str]:
         level = sharing.index(action) + 1
         plain = hue.light == hue.dark and level > 1
         colours[action] = hue.outline if plain else _seen(fill_of(hue, level, max(len(sharing), 2)), hue.outline)
-    return colours
+    return colours | {action: WAITING for action in seen if action not in colours}
 
 
 def _seen(fill: str, outline: str) -> str:
@@ -280,11 +297,11 @@ def _add_cuts(axes: Axes, cuts: list[tuple[float, float]]) -> None:
 
 
 def _edges(
-    trace: Trace, row_of: dict[int, int], lane: int, depth: int, start: int
+    trace: Trace, row_of: dict[int, int], lane: int, depth: int, start: int, across: int = 1
 ) -> tuple[float, float, float, float]:
-    """Left and right in microseconds, top and bottom in rows."""
+    """Left and right in microseconds, top and bottom in rows; ``across`` so many lanes."""
     top = row_of[trace.multiprocessor] + _GAP / 2 + (1 - _GAP) * lane / depth
-    return (trace.start - start) / 1000, (trace.end - start) / 1000, top, top + (1 - _GAP) / depth
+    return (trace.start - start) / 1000, (trace.end - start) / 1000, top, top + (1 - _GAP) * across / depth
 
 
 def _add_bars(axes: Axes, at: np.ndarray, action: str, colour: str, outlined: bool) -> None:
@@ -302,13 +319,14 @@ def _add_begins(
     lanes: dict[tuple[int, Block], int],
     depth: int,
     origins: dict[int, int],
+    roles: int,
 ) -> None:
-    """A line where each block begins."""
+    """A line where each block begins, across the lanes of its roles."""
     lines = []
     for event in recording.events:
         key = (event.launch, event.block) if isinstance(event, Begin) else None
         if key in lanes and event.trace is not None and event.trace.multiprocessor in row_of:
-            left, _, top, bottom = _edges(event.trace, row_of, lanes[key], depth, origins[event.launch])
+            left, _, top, bottom = _edges(event.trace, row_of, lanes[key], depth, origins[event.launch], roles)
             lines.append([(max(left, 0), top), (max(left, 0), bottom)])
     axes.add_collection(LineCollection(lines, colors=OUTLINE, linewidths=0.8, gid="begins"))
 
@@ -344,9 +362,13 @@ def _name(axes: Axes, figure: Figure, bars: Any, colours: dict[str, str]) -> Non
             axes.text(*place, text, ha="center", va="center", fontsize=size, color=colour, clip_on=True)
 
 
-def _dress(axes: Axes, recording: Recording, shown: list[int]) -> None:
+def _dress(axes: Axes, recording: Recording, shown: list[int], roles: list[str]) -> None:
     every = max(1, -(-len(shown) // 16))
     axes.set_yticks([n + 0.5 for n in range(0, len(shown), every)], [str(n) for n in shown[::every]])
+    if len(roles) > 1 and len(shown) * len(roles) <= MOST_ROLES:
+        lanes = [(row, n) for row in range(len(shown)) for n in range(len(roles))]
+        places = [row + _GAP / 2 + (1 - _GAP) * (n + 0.5) / len(roles) for row, n in lanes]
+        axes.set_yticks(places, [f"{shown[row]} · {roles[n]}" if n == 0 else roles[n] for row, n in lanes])
     axes.set_ylabel("multiprocessor")
     axes.set_xlabel("microseconds")
     axes.xaxis.set_major_locator(MaxNLocator(8))

@@ -22,6 +22,9 @@ struct Walk {
         if (++j == tiles) next_rows();
     }
 
+    // The row block's number among those of all heads.
+    __device__ int number() const { return head * ((Nq + Br - 1) / Br) + i; }
+
     // How many keys the rows before `row` see: queries and keys end together, bottom-right. Negative far before the first that sees one.
     __device__ int keys_seen_before(int row) const { return Causal ? min(Nk, row + Nk - Nq) : Nk; }
 

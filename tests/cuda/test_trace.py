@@ -6,6 +6,7 @@ import re
 import struct
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -262,6 +263,91 @@ def test_a_traced_kernel_gives_the_same_bits(tmp_path: Path) -> None:
     assert (plain.L == traced.L).all()
 
 
+# -- roles -------------------------------------------------------------------------------------------------------------
+
+ROLES = """// @kernel    roles
+// @grid      2, 2
+// @block     96
+// @roles     producer, consumer 1, consumer 2, consumer 3
+// @array     x [64]
+#include "include/trace.cuh"
+
+__global__ void roles(float* x, int N) {
+    const int warp = threadIdx.x / 32;
+    TRACE_ROLE(warp, threadIdx.x % 32 == 3, 5, -blockIdx.y, blockIdx.x);
+    if (warp == 0) {
+        for (int n = 0; n <= blockIdx.x; ++n) {
+            TRACE(ask, n);
+        }
+        return;
+    }
+    for (int n = 0; n < N; ++n) {
+        TRACE(use, n, warp);
+        if (blockIdx.x + blockIdx.y == 0 && threadIdx.x % 32 == 5) x[warp] += 1.f;
+    }
+}
+"""
+
+
+def roles(tmp_path: Path, N: int, trace: Any, text: str = ROLES) -> tuple[cuda.KernelTrace, list[float]]:
+    path = tmp_path / "roles.cu"
+    path.write_text(text)
+    x = np.zeros(64, "f4")
+    launched = cuda.launch(cuda.Kernel(path), (x, N), device="cpu", trace=trace)
+    assert launched.trace is not None
+    return launched.trace, x[:4].tolist()
+
+
+@needs_compiler
+@pytest.mark.parametrize("room", [1, 5, 100])
+def test_each_role_writes_in_a_place_of_its_own(tmp_path: Path, room: int) -> None:
+    """One of the four roles has no warps; the fullest of the others decides how much room is needed."""
+    trace, x = roles(tmp_path, 5, room)
+    assert x == [0, 5, 5, 0]  # a second launch found what the first found
+    assert (trace.capacity, trace.most) == (max(room, 5), 12)
+    assert [b.block for b in trace.blocks] == [Block(5, -1, 0), Block(5, -1, 1), Block(5, 0, 0), Block(5, 0, 1)]
+    for block in trace.blocks:
+        did: dict[str, list[Any]] = {}
+        for action in block.actions:
+            did.setdefault(action.role, []).append((action.name, action.tiles))
+        uses = [[("use", (n, warp)) for n in range(5)] for warp in (1, 2)]
+        asked = [("ask", (n,)) for n in range(block.block.tile + 1)]
+        assert did == {"producer": asked, "consumer 1": uses[0], "consumer 2": uses[1]}
+        for role in did:
+            own = [a for a in block.actions if a.role == role]
+            assert block.begin <= own[0].start
+            assert all(a.end == b.start for a, b in pairwise(own))
+            assert own[-1].end <= block.end
+
+
+@needs_compiler
+def test_roles_that_header_and_kernel_say_differently_are_refused(tmp_path: Path) -> None:
+    nameless = ROLES.replace("// @roles     producer, consumer 1, consumer 2, consumer 3\n", "")
+    with pytest.raises(TraceError, match=r"in the place of role 0 has role 1.*TRACE_ROLE where its header has a line"):
+        roles(tmp_path, 2, 9, nameless)
+    with pytest.raises(TraceError, match=r"in the place of role 1 has role 0.*and TRACE_BLOCK where it has none"):
+        roles(tmp_path, 2, 9, re.sub(r"TRACE_ROLE\(.*?, .*?, ", "TRACE_BLOCK(", ROLES).replace("2, 2", "1"))
+    silent = ROLES.replace("threadIdx.x % 32 == 3", "false")
+    with pytest.raises(TraceError, match=r"4 of 4 blocks wrote no trace, first blockIdx \(0, 0, 0\).*TRACE_ROLE\("):
+        roles(tmp_path, 2, 9, silent)
+    with pytest.raises(TraceError, match=r"the roles of blockIdx \(0, 0, 0\) say \(5, 0, \d\) and \(5, 0, \d\)"):
+        roles(tmp_path, 2, 9, ROLES.replace("-blockIdx.y, blockIdx.x", "-blockIdx.y, 4 * blockIdx.x + warp"))
+
+
+@needs_compiler
+def test_roles_in_a_file(tmp_path: Path) -> None:
+    trace, _ = roles(tmp_path, 3, True)
+    write_traces(tmp_path / "roles.npz", [trace], {})
+    (read,), _ = read_traces(tmp_path / "roles.npz")
+    assert read.blocks == trace.blocks
+
+
+def test_stored_files_of_before_are_read(tmp_path: Path) -> None:
+    """Those that come with flashviz have no roles."""
+    read, _ = read_traces(Path(fv.__file__).parent / "traces" / "flash_attention_2.npz")
+    assert {action.role for block in read[0].blocks for action in block.actions} == {""}
+
+
 # -- on a GPU, as CuPy is called ---------------------------------------------------------------------------------------
 
 
@@ -377,9 +463,10 @@ def test_tracing_off_is_the_machine_code_of_no_trace_lines(nvrtc: Nvrtc, kernel:
     functions = [cuda.find(kernel, function) for function in cuda.find(kernel).kernels]
     if max(source.header.arch for source in functions) > arch:
         pytest.skip(f"{kernel} needs a newer architecture")
+    (target,) = functions[0].targets((arch,))
     instances = [s.signature.instance(values) for s in functions for values in s.header.instances[1:3] or ({},)]
     code = functions[0].assembled
-    bare, lines = re.subn(r"^([ \t]*)TRACE(?:_BLOCK|_BLOCK_AND_CALLS)?\([^;]*\);", r"\1", code, flags=re.M)
+    bare, lines = re.subn(r"^([ \t]*)TRACE(?:_BLOCK|_BLOCK_AND_CALLS|_ROLE)?\([^;]*\);", r"\1", code, flags=re.M)
     assert lines >= len(functions[0].trace_ids) + 1
 
     # The compiler gives some functions other code from time to time, for one and the same source. So a function is compiled until
@@ -389,7 +476,7 @@ def test_tracing_off_is_the_machine_code_of_no_trace_lines(nvrtc: Nvrtc, kernel:
     apart: list[str] = []
     for _ in range(10):
         for source, known in ((code, off), (bare, without)):
-            for name, found in machine_code(nvrtc.compile(source, instances, arch).cubin).items():
+            for name, found in machine_code(nvrtc.compile(source, instances, target).cubin).items():
                 known.setdefault(name, set()).add(found)
         assert set(off) == set(without)
         apart = [name for name in off if not off[name] & without[name]]
@@ -398,7 +485,7 @@ def test_tracing_off_is_the_machine_code_of_no_trace_lines(nvrtc: Nvrtc, kernel:
     unsteady = [name for name in apart if len(off[name]) > 2 and len(without[name]) > 2]
     assert [name for name in apart if name not in unsteady] == []
     assert len(unsteady) <= len(off) / 2
-    traced = nvrtc.compile(code, instances, arch, (f"-D{DEFINE}",))
+    traced = nvrtc.compile(code, instances, target, (f"-D{DEFINE}",))
     assert all(found not in off[name] for name, found in machine_code(traced.cubin).items())
     for name, used in traced.resources.items():
         budget = BUDGETS[name.split("<")[0]]

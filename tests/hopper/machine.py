@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 
 from flashviz import cuda
+from flashviz.cuda import trace
 from flashviz.cuda.cpu_build import require_compiler
 from flashviz.cuda.launching import Limits
 from flashviz.cuda.sources import find, folders
+from flashviz.cuda.trace import CAPACITY, DEFINE, RECORDS, REGIONS, ROLES, KernelTrace, decode
 
 HERE = Path(__file__).parent
 
@@ -25,12 +27,19 @@ class EmulationError(AssertionError):
 class Machine:
     """All instantiations of a kernel file, compiled once; ``launch`` runs one as ``cuda.launch`` would.
 
-    ``edit`` changes the assembled source, to plant faults. Launches know so many ``multiprocessors``.
+    ``edit`` changes the assembled source, to plant faults. Launches know so many ``multiprocessors``. With ``defines`` that
+    turn tracing on, the last launch's trace is in ``traces``.
     """
 
     def __init__(
-        self, file: str, folder: Path, edit: Callable[[str], str] = str, more: Sequence[Mapping[str, Any]] = ()
+        self,
+        file: str,
+        folder: Path,
+        edit: Callable[[str], str] = str,
+        more: Sequence[Mapping[str, Any]] = (),
+        defines: Sequence[str] = (),
     ) -> None:
+        self.traces: list[KernelTrace] = []
         self.file, self.seed, self.late = file, 0, False
         sources = [find(file, function) for function in find(file).kernels]
         self.instances = [s.signature.instance(v) for s in sources for v in (*s.header.instances, *more)]
@@ -40,9 +49,19 @@ class Machine:
         host = next(place / "host" for place in folders() if (place / "host").is_dir())
         library = folder / f"{file}.so"
         command = [*require_compiler().command, "-std=c++17", "-O1", "-w", "-Wno-psabi", "-shared", "-fPIC"]
-        command += ["-DFLASHVIZ_HOST", "-DHOPPER_EMULATED", f"-I{HERE}", f"-I{host}", "-include", str(HERE / "ptx.hpp")]
+        command += [
+            *(f"-D{name}" for name in defines),
+            "-DFLASHVIZ_HOST",
+            "-DHOPPER_EMULATED",
+            f"-I{HERE}",
+            f"-I{host}",
+            "-include",
+            str(HERE / "ptx.hpp"),
+        ]
         subprocess.run([*command, str(folder / f"{file}.cpp"), "-o", str(library)], check=True)
-        self._emulate = ctypes.CDLL(str(library)).emulate
+        self._library = ctypes.CDLL(str(library))
+        self._traced = DEFINE in defines
+        self._emulate = self._library.emulate
         self._emulate.restype = ctypes.c_char_p
 
     def launch(self, kernel: cuda.Kernel, args: Any, multiprocessors: int = 3, **_: Any) -> None:
@@ -55,9 +74,21 @@ class Machine:
         held = [np.atleast_1d(value) for value in values]
         given = (ctypes.c_void_p * len(held))(*(value.ctypes.data for value in held))
         index = self.instances.index(plan.instance)
+        buffers = self._buffers(plan) if self._traced else None
         said = self._emulate(index, plan.grid[0], plan.block[0], given, self.seed, int(self.late)).decode()
         if said:
             raise EmulationError(f"{plan.instance}, {plan.grid[0]} blocks, seed {self.seed}: {said}")
+        if buffers:
+            self.traces[:] = [decode(plan, *buffers, "gpu")]
+
+    def _buffers(self, plan: cuda.Plan, room: int = 400) -> tuple[np.ndarray, np.ndarray]:
+        """Where the launch to come writes its trace."""
+        records, regions = made = trace.buffers(plan, room)
+        for name, value in ((RECORDS, records.ctypes.data), (REGIONS, regions.ctypes.data)):
+            ctypes.c_void_p.in_dll(self._library, name).value = value
+        for name, number in ((CAPACITY, room), (ROLES, len(plan.source.header.roles))):
+            ctypes.c_uint64.in_dll(self._library, name).value = number
+        return made
 
 
 def pointer(array: np.ndarray) -> np.ndarray:

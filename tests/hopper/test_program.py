@@ -13,6 +13,7 @@ from hopper.machine import Machine
 import flashviz as fv
 from flashviz import cuda
 from flashviz.cuda import cpu, gpu
+from flashviz.cuda.trace import DEFINE, watched
 
 if not cpu.status().usable or sys.platform != "linux":
     pytest.skip("needs Linux and a C++ compiler: apt-get install g++", allow_module_level=True)
@@ -21,17 +22,23 @@ if not cpu.status().usable or sys.platform != "linux":
 @pytest.fixture
 def hopper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """A Hopper GPU with three multiprocessors, as far as the program can tell; what it was asked to launch."""
+    (tmp_path / "traced").mkdir()
     machine = Machine("flash_attention_3", tmp_path)
+    traced = Machine("flash_attention_3", tmp_path / "traced", defines=(DEFINE,))
     asked: list[dict[str, Any]] = []
 
     def launch(kernel: cuda.Kernel, args: dict[str, Any], **how: Any) -> None:
         asked.append({"template": kernel.template, **how})
         for name in ("O", "L"):
             args[name][...] = np.nan if args[name].dtype != np.uint16 else 0x7FC0
-        machine.launch(kernel, args)
+        watch = watched()
+        (traced if watch else machine).launch(kernel, args)
+        if watch:
+            watch.traces.append(traced.traces[0])
 
     monkeypatch.setattr(cuda, "launch", launch)
-    monkeypatch.setattr(gpu, "status", lambda: gpu.GpuStatus(True, "", arch="sm_90", multiprocessors=3))
+    for module in (gpu, cuda):
+        monkeypatch.setattr(module, "status", lambda: gpu.GpuStatus(True, "", arch="sm_90", multiprocessors=3))
     return asked
 
 
@@ -49,6 +56,26 @@ def test_the_kernel_and_the_program_agree(hopper: list[dict[str, Any]]) -> None:
         assert hopper[-1] == {"template": template, "device": "gpu", "poison": True}
 
 
+def test_a_recording_is_of_what_the_kernel_did(hopper: list[dict[str, Any]]) -> None:
+    rng = np.random.default_rng(4)
+    Q, K, V = (rng.standard_normal((h, n, 64), "f4") for h, n in ((2, 400), (1, 300), (1, 300)))
+    sizes: dict[str, Any] = {"Br": 192, "Bc": 128, "stages": 3, "causal": True}
+    run = fv.flash_attention_3(Q, K, V, **sizes, device="gpu")
+    want = fv.flash_attention_3(Q, K, V, **sizes, multiprocessors=3, device="numpy")
+    assert run.recording is not None
+    assert (run.device, run.recording.source, run.recording.params["multiprocessors"]) == ("gpu", "kernel", 3)
+    assert fv.same(run, want) == []
+    assert [s.label for s in run.recording.steps] == [s.label for s in want.recording.steps]
+    assert run.recording.findings == ()
+    figure = fv.timeline(run)
+    ticks = [t.get_text() for t in figure.axes[0].get_yticklabels()]
+    assert ticks == [
+        *("0 · producer", "consumer 1", "consumer 2", "consumer 3"),
+        *("1 · producer", "consumer 1", "consumer 2", "consumer 3"),
+        *("2 · producer", "consumer 1", "consumer 2", "consumer 3"),
+    ]
+
+
 def test_auto_takes_the_gpu_where_the_kernel_takes_the_call(
     hopper: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -56,6 +83,5 @@ def test_auto_takes_the_gpu_where_the_kernel_takes_the_call(
     sizes: dict[str, Any] = {"Br": 192, "Bc": 128, "stages": 3}
     assert fv.flash_attention_3(x, x, x, **sizes, record=False).device == "gpu"
     assert fv.flash_attention_3(x, x, x, **sizes, consumers=2, record=False).device == "numpy"
-    assert fv.flash_attention_3(x, x, x, **sizes).device == "numpy"  # its recording is that of the program
     monkeypatch.setattr(gpu, "status", lambda: gpu.GpuStatus(True, "", arch="sm_100"))
     assert fv.flash_attention_3(x, x, x, **sizes, record=False).device == "numpy"

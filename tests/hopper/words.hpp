@@ -16,6 +16,7 @@
 #define __device__
 #define __global__
 #define __shared__
+#define __constant__
 #define __forceinline__ inline
 #define __grid_constant__
 #define __launch_bounds__(...)
@@ -29,7 +30,7 @@ extern float dynamic_shared[];
 namespace emulation {
 
 struct Index {
-    int x = 0;
+    int x = 0, y = 0, z = 0;
 };
 struct Fiber {
     ucontext_t context;
@@ -87,5 +88,12 @@ inline unsigned __float_as_uint(float x) {
     memcpy(&bits, &x, 4);
     return bits;
 }
+// What trace.cuh asks: a clock that ticks each time, and a block is on a multiprocessor of its own.
+inline unsigned long long fv_host_globaltimer() {
+    static unsigned long long now = 1000;
+    return ++now;
+}
+inline unsigned fv_host_smid() { return emulation::block.x; }
+inline void fv_host_action(unsigned, unsigned, int, int) {}
 inline float __logf(float x) { return logf(x); }
 inline float __fdividef(float a, float b) { return a / b; }

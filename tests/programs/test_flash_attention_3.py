@@ -115,7 +115,7 @@ def test_the_order_of_a_role_is_that_of_the_kernel():
     """Scores of the next tile come before the values of the last; L of a row block before the softmax of the next, O after it."""
     recording = fv.flash_attention_3(*inputs(2, 8, 8), device="numpy").recording
     mine = [
-        (s.action, s.tiles and dict(s.tiles)["i"], dict(s.tiles).get("j"))
+        (s.action, dict(s.tiles).get("i"), dict(s.tiles).get("j"))
         for s in recording.steps
         if s.action and acting(recording.events[s.first]) == "consumer 2"
     ]
@@ -134,14 +134,14 @@ def test_the_order_of_a_role_is_that_of_the_kernel():
         ("store_o", 0, None),
         ("probabilities", 1, 0),
         ("scores", 1, 1),
-        ("give_back", 0, None),
+        ("give_back", None, None),
         ("softmax", 1, 1),
         ("accumulate", 1, 0),
         ("probabilities", 1, 1),
         ("accumulate", 1, 1),
         ("store_l", 1, None),
         ("store_o", 1, None),
-        ("give_back", 1, None),
+        ("give_back", None, None),
     ]
 
 
@@ -177,7 +177,7 @@ def test_the_recording_is_of_the_blocks_asked_for():
     fa = FlashAttention3(*inputs(2, 32, 8), multiprocessors=3, record=[1])
     recording = performed(fa).recording
     assert [b.tile for b in recording.blocks(0)] == [1]
-    assert {dict(s.tiles)["i"] for s in recording.steps if s.tiles} == {1, 4, 7}
+    assert {dict(s.tiles)["i"] for s in recording.steps if s.action == "store_o"} == {1, 4, 7}
 
 
 # -- faults ----------------------------------------------------------------------------------------------------------------
@@ -229,16 +229,11 @@ def test_q_over_an_o_that_has_not_left_is_found():
     """The third row block's Q comes into the buffer by which the first one's O leaves."""
 
     class TooEarly(FlashAttention3):
-        def give_back(self, w: int, i: int) -> None:
-            if i == 0:
-                name = self.part(w, i)[3]
-                with self.r.step("early", action="give_back"):
-                    self.arrive(name)
-            else:
-                super().give_back(w, i)
+        def store_o(self, w: int, i: int) -> None:
+            super().store_o(w, i)
+            self.arrived[self.part(w, i)[3]] += 1
 
-    TooEarly.give_back.__name__ = "give_back"
-    run = performed(TooEarly(*inputs(5, 12, 4)))
+    run = performed(TooEarly(*inputs(5, 12, 8)))
     assert ("overwritten-leaving", "Qi 1[0]") in {(f.kind, f.slot) for f in run.recording.findings}
 
 
@@ -282,10 +277,6 @@ def test_other_devices_say_why_not_and_what_runs_instead():
     x = np.eye(8, 4)
     with pytest.raises(fv.DeviceError, match=r"TMA and wgmma .* flash_attention_2_tuned does the same work there"):
         fv.flash_attention_3(x, x, x, device="cpu")
-    with pytest.raises(
-        fv.DeviceError, match=r"no TRACE lines, so its run cannot be recorded; record=False launches it"
-    ):
-        fv.flash_attention_3(x, x, x, device="gpu")
     with pytest.raises(fv.DeviceError, match="takes Br = 128 or 192, not 4"):
         fv.flash_attention_3(x, x, x, device="gpu", record=False)
     assert fv.flash_attention_3(x, x, x, record=False).device == "numpy"

@@ -16,6 +16,7 @@ import flashviz as fv
 from flashviz import cuda
 from flashviz.cuda.trace import Action, TracedBlock
 from flashviz.programs import flash_attention_2 as fa2
+from flashviz.programs.flash_attention_3 import roles
 from flashviz.programs.replay import as_traced, most_actions, replay
 from flashviz.slots import Block
 from flashviz.view.palette import GROUND, HUES, contrast
@@ -49,6 +50,50 @@ def traced(places: dict[tuple[int, int], tuple[int, int]], tiles: int = 2, multi
 ONE = traced({(0, 0): (3, 5000)})
 # Two blocks at a time on multiprocessor 0, then a third in the place of the first; one on multiprocessor 2.
 FEW = traced({(0, 0): (0, 0), (0, 1): (0, 3000), (1, 0): (0, 12_000), (1, 1): (2, 1000)})
+
+
+def with_roles() -> fv.Recording:
+    """FlashAttention-3 as traced: one block on each of two multiprocessors, each action 1 µs, each role from its own beginning."""
+    x = np.ones((16, 4), "f4")
+    fa = fv.FlashAttention3(x, x, x, multiprocessors=2)
+    blocks = []
+    for n in range(fa.grid):
+        fa.begin(n)
+        actions = []
+        for late, (role, acts) in enumerate(roles(fa).items()):
+            for at, (act, tiles) in enumerate(acts):
+                start = 5000 + 100 * late + 1000 * at
+                own = tiles[1:] if role != "producer" and act.__name__ != "give_back" else tiles
+                actions.append(Action(act.__name__, own, 3 * n, start, start + 1000, role))
+        ends = max(action.end for action in actions)
+        blocks.append(TracedBlock(Block(0, 0, n), n, 4900, ends, tuple(actions)))
+    trace = cuda.KernelTrace("flash_attention_3", "gpu", (2, 1, 1), (384, 1, 1), tuple(blocks))
+    again = fv.FlashAttention3(x, x, x, multiprocessors=2)
+    replay(again, [trace])
+    return as_traced(again.run().recording, [trace], "gpu")
+
+
+def test_roles_are_lanes_of_their_multiprocessor() -> None:
+    recording = with_roles()
+    figure = timeline(recording)
+    labels = [tick.get_text() for tick in figure.axes[0].get_yticklabels()]
+    empty = [[f"{n} · producer", "consumer 1", "consumer 2"] for n in range(4)]
+    assert labels == [name for row in empty for name in row]
+    places = [float(y) for y in figure.axes[0].get_yticks()]
+    for bar in bars_of(recording):
+        role = ("producer", "consumer 1", "consumer 2").index(bar.trace.role)
+        middle = places[3 * bar.trace.multiprocessor + role]
+        found = bars(figure)[bar.action]
+        left = (bar.trace.start - 5000) / 1000
+        mine = found[(abs(found[:, 0] - left) < 1e-6) & (found[:, 2] < middle) & (found[:, 3] > middle)]
+        assert len(mine) == 1
+        assert mine[0, 3] - mine[0, 2] == pytest.approx(0.88 / 3)
+    (begins,) = [c for c in figure.axes[0].collections if c.get_gid() == "begins"]
+    assert isinstance(begins, LineCollection)
+    assert [float(s[1][1] - s[0][1]) for s in begins.get_segments()] == pytest.approx([0.88, 0.88])
+    few = timeline(recording, multiprocessors=[3])
+    assert [tick.get_text() for tick in few.axes[0].get_yticklabels()] == ["3 · producer", "consumer 1", "consumer 2"]
+    assert {"give_back", "scores"} <= set(colours_of(recording))
 
 
 def bars(figure: Figure) -> dict[str, np.ndarray]:
