@@ -125,7 +125,8 @@ class Flash3Block(Program):
         self.number = {at: n for n, at in enumerate(self.walk)}
         self.arrived: Counter[str] = Counter()
         self.leaving: dict[int, list[int]] = {w: [] for w in self.consumers}
-        self.r.trace = None
+        if self.r.trace is not None and self.r.trace.start < 0:  # the last block's last role
+            self.r.trace = None
         self.r.block(block)
 
     def seen_before(self, row: int) -> int:
