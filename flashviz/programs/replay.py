@@ -87,6 +87,8 @@ def most_actions(program: P, loops: Callable[[P], None]) -> list[int]:
 class _Counts:
     """In place of a recorder: counts the actions of each block, does nothing else."""
 
+    trace = None
+
     def __init__(self) -> None:
         self.most, self.now = [0], 0
 
