@@ -75,6 +75,7 @@ _WHERE = {
     "ladder_plot": "view.ladder",
     "fragments": "view.fragments",
     "banks": "view.banks",
+    "swizzle": "view.swizzle",
     "code_diff": "view.diff",
     "fragment": "warp",
     "wavefronts": "warp",
@@ -144,6 +145,7 @@ if TYPE_CHECKING:
     from flashviz.view.scene import scene as scene
     from flashviz.view.storyboard import frame as frame
     from flashviz.view.storyboard import storyboard as storyboard
+    from flashviz.view.swizzle import swizzle as swizzle
     from flashviz.view.timeline import timeline as timeline
     from flashviz.view.traffic import traffic_plot as traffic_plot
     from flashviz.view.tuning import autotune_plot as autotune_plot

@@ -1,11 +1,13 @@
 """What a warp's instructions do: which lane holds which element of a tensor core's operands, and which banks an access meets.
 
-Requirements: NumPy only, plain arithmetic on lanes and addresses, as the PTX manual has it (`mma.m16n8k16`, `mma.m16n8k8`, `ldmatrix`).
+Requirements: NumPy only, plain arithmetic on lanes and addresses, as the PTX manual has it (`mma.m16n8k16`, `mma.m16n8k8`, `wgmma.m64nNk16`,
+`ldmatrix`).
 Tests hold the lanes against the product itself, and the pictures of ``view`` draw what is computed here.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +17,8 @@ LANES, BANKS, WORD = 32, 32, 4
 """Lanes of a warp; banks of shared memory, each of which gives one word of 4 bytes at a time."""
 SHAPES = {"m16n8k16": 2, "m16n8k8": 1}
 """The products of the ladder, and how many elements of A and B a register holds: two 16-bit floats, or one TF32."""
+WARPGROUP = re.compile(r"m64n(\d+)k16")
+"""The products of Hopper's warpgroups, four warps one below the other: n is a multiple of 8 up to 256."""
 LAYOUTS = ("plain", "padded", "swizzled")
 CHUNK = 16
 """Bytes that a lane gives an address for in ldmatrix, and that one cp.async copies."""
@@ -26,7 +30,8 @@ class Fragment:
 
     Args:
         name: ``"a"``, ``"b"`` or ``"d"``.
-        lane, register, place: arrays of the operand's shape. ``place`` is 1 for the upper half of a register, else 0.
+        lane, register, place: arrays of the operand's shape. ``place`` is 1 for the upper half of a register, else 0. Of a warpgroup,
+            ``lane`` counts its 128 threads.
     """
 
     name: str
@@ -58,32 +63,52 @@ class Fragment:
 def fragment(operand: str, shape: str = "m16n8k16") -> Fragment:
     """Which lane holds which element of an operand of ``mma.sync``: d [16, 8] += a [16, k] b [k, 8].
 
+    With ``"m64nNk16"``, of ``wgmma``: d [64, N] += a [64, 16] b [16, N], where the lanes are the 128 threads of a warpgroup.
+
     Args:
-        operand: ``"a"``, ``"b"`` or ``"d"`` (c is held like d).
-        shape: ``"m16n8k16"`` (16-bit floats) or ``"m16n8k8"`` (TF32).
+        operand: ``"a"``, ``"b"`` or ``"d"`` (c is held like d). Of a warpgroup, b is in shared memory and no thread holds it; a may be.
+        shape: ``"m16n8k16"`` (16-bit floats), ``"m16n8k8"`` (TF32), or ``"m64n16k16"`` and its like, N from 8 to 256.
 
     >>> fragment("a").lane[:2, :6]
     array([[0, 0, 1, 1, 2, 2],
            [4, 4, 5, 5, 6, 6]])
+    >>> fragment("d", "m64n16k16").of_lane(37)[:3]
+    [(0, 0, 17, 2), (1, 0, 17, 3), (2, 0, 25, 2)]
     """
-    if shape not in SHAPES or operand not in ("a", "b", "d"):
-        raise ValueError(f"{operand!r} of {shape!r}: operands are a, b, d, shapes {', '.join(SHAPES)}")
-    lanes = np.arange(LANES)
-    group, member = lanes // 4, lanes % 4  # a group of four lanes shares a row of a and d, and a column of b
-    two = SHAPES[shape] if operand != "d" else 1
-    size = {"a": (16, 8 * two), "b": (8 * two, 8), "d": (16, 8)}[operand]
+    wide = columns_of(shape)
+    if (shape not in SHAPES and not wide) or operand not in ("a", "b", "d"):
+        raise ValueError(f"{operand!r} of {shape!r}: operands are a, b, d, shapes {', '.join(SHAPES)}, m64nNk16")
+    if wide and operand == "b":
+        raise ValueError(f"'b' of {shape!r}: a warpgroup's product reads it from shared memory, no thread holds it")
+    lanes = np.arange(4 * LANES if wide else LANES)
+    group, member = lanes % LANES // 4, lanes % 4  # a group of four lanes shares a row of a and d, and a column of b
+    first = 16 * (lanes // LANES)  # row of a and d where the warp's own begin
+    two = SHAPES.get(shape, 2) if operand != "d" else 1
+    columns = wide or 8
+    size = {"a": (64 if wide else 16, 8 * two), "b": (8 * two, 8), "d": (64 if wide else 16, columns)}[operand]
     found = [np.full(size, -1) for _ in range(3)]
-    for register in range({"a": 4, "b": 2, "d": 4}[operand]):
+    for register in range({"a": 4, "b": 2, "d": columns // 2}[operand]):
         for place in range(two):
             if operand == "d":
-                row, column = group + 8 * (register // 2), 2 * member + register % 2
+                row, column = first + group + 8 * (register // 2 % 2), 8 * (register // 4) + 2 * member + register % 2
             elif operand == "a":
-                row, column = group + 8 * (register % 2), two * member + place + 4 * two * (register // 2)
+                row, column = first + group + 8 * (register % 2), two * member + place + 4 * two * (register // 2)
             else:
                 row, column = two * member + place + 4 * two * register, group
             for array, value in zip(found, (lanes, register, place), strict=True):
                 array[row, column] = value
     return Fragment(operand, *found)
+
+
+def columns_of(shape: str) -> int:
+    """N of ``"m64nNk16"``, 0 for any other shape.
+
+    >>> columns_of("m64n128k16"), columns_of("m64n12k16"), columns_of("m16n8k16")
+    (128, 0, 0)
+    """
+    found = WARPGROUP.fullmatch(shape)
+    n = int(found[1]) if found else 0
+    return n if n % 8 == 0 and n <= 256 else 0
 
 
 def bank_of(address: int) -> int:

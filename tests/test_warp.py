@@ -44,7 +44,39 @@ def test_two_accumulators_side_by_side_are_the_next_products_operand() -> None:
     assert np.array_equal(np.hstack([d.register % 2] * 2), a.place)
 
 
+@pytest.mark.parametrize("n", [8, 16, 72, 256])
+def test_a_warpgroup_holds_its_accumulator_as_the_kernels_say(n: int) -> None:
+    """kernels/include/wgmma.cuh and write_result of kernels/hopper_steps.cu, thread by thread."""
+    d = fragment("d", f"m64n{n}k16")
+    assert (d.shape, d.registers, int(d.lane.max())) == ((64, n), n // 2, 127)
+    for t in range(128):
+        for i in range(n // 2):
+            row, column = t // 32 * 16 + t % 32 // 4 + i // 2 % 2 * 8, t % 4 * 2 + i // 4 * 8 + i % 2
+            assert (d.lane[row, column], d.register[row, column]) == (t, i)
+
+
+def test_a_warpgroup_is_four_warps_one_below_the_other() -> None:
+    for operand in "ad":
+        one, four = fragment(operand), fragment(operand, "m64n8k16")
+        assert np.array_equal(four.lane, np.concatenate([one.lane + 32 * warp for warp in range(4)]))
+        assert np.array_equal(four.register, np.concatenate([one.register] * 4))
+        assert np.array_equal(four.place, np.concatenate([one.place] * 4))
+
+
+def test_a_warpgroups_scores_are_its_next_left_side() -> None:
+    """16 columns of d, packed by twos, are the four registers of a: P needs no exchange."""
+    d, a = fragment("d", "m64n16k16"), fragment("a", "m64n16k16")
+    assert np.array_equal(d.lane, a.lane)
+    assert np.array_equal(d.register // 2, a.register)
+    assert np.array_equal(d.register % 2, a.place)
+
+
 def test_what_is_refused() -> None:
+    with pytest.raises(ValueError, match="'b' of 'm64n16k16': a warpgroup's product reads it from shared memory"):
+        fragment("b", "m64n16k16")
+    for shape in ("m64n12k16", "m64n264k16", "m64n0k16"):
+        with pytest.raises(ValueError, match=f"'d' of '{shape}': operands are a, b, d, shapes .*m64nNk16"):
+            fragment("d", shape)
     with pytest.raises(ValueError, match=r"'c' of 'm16n8k16': operands are a, b, d, shapes m16n8k16, m16n8k8"):
         fragment("c")
     with pytest.raises(ValueError, match="of 'm8n8k4'"):

@@ -10,10 +10,12 @@ from matplotlib.patches import Rectangle
 
 from flashviz.view.figure import Figure
 from flashviz.view.palette import GROUND, TEXT, Hue, hue_of, text_on
-from flashviz.warp import SHAPES, Fragment, fragment
+from flashviz.warp import LANES, SHAPES, Fragment, fragment
 
 CELL, GAP, MARGIN, TOP = 0.29, 0.75, 0.45, 0.55
 """In inches: a cell, between the operands, at the sides, above each operand."""
+WARPGROUPS, SMALL, LINE = ("m64n8k16", "m64n16k16"), 0.19, 0.165
+"""The shapes of a warpgroup that are drawn; in inches: a cell of theirs, a line of text."""
 
 
 def fragments(lane: int | None = 5, *, shape: str = "m16n8k16", names: Sequence[str] = ("Q", "Kᵀ", "S")) -> Figure:
@@ -24,7 +26,8 @@ def fragments(lane: int | None = 5, *, shape: str = "m16n8k16", names: Sequence[
 
     Args:
         lane: its elements are dark; None for no lane.
-        shape: ``"m16n8k16"``, for 16-bit floats, or ``"m16n8k8"``, for TF32.
+        shape: ``"m16n8k16"``, for 16-bit floats, or ``"m16n8k8"``, for TF32. With ``"m64n8k16"`` or ``"m64n16k16"``, the product of a
+            warpgroup's 128 threads, of which ``lane`` is one: its b is in shared memory and not drawn. Wider ones go on the same way.
         names: what a, b and d are here; hues go by their first letters.
 
     Raises:
@@ -33,12 +36,15 @@ def fragments(lane: int | None = 5, *, shape: str = "m16n8k16", names: Sequence[
     >>> fragments(5)
     <Figure size 861x1083 with 3 Axes>
     """
-    if shape not in SHAPES:
-        raise ValueError(f"shape={shape!r} is none of {', '.join(SHAPES)}")
-    if lane is not None and lane not in range(32):
-        raise ValueError(f"lane={lane!r}: a warp has lanes 0 to 31")
+    wide = shape in WARPGROUPS
+    if shape not in SHAPES and not wide:
+        raise ValueError(f"shape={shape!r} is none of {', '.join((*SHAPES, *WARPGROUPS))}")
+    if lane is not None and lane not in range(128 if wide else 32):
+        raise ValueError(f"lane={lane!r}: a {'warpgroup has threads 0 to 127' if wide else 'warp has lanes 0 to 31'}")
     if len(names) != 3:
         raise ValueError(f"{len(names)} names: give one for each of a, b and d")
+    if wide:
+        return _warpgroup(lane, shape, names)
     a, b, d = (fragment(operand, shape) for operand in "abd")
     width = 2 * MARGIN + GAP + CELL * (a.shape[1] + d.shape[1])
     height = MARGIN + 2 * TOP + CELL * (b.shape[0] + d.shape[0])
@@ -62,6 +68,26 @@ def fragments(lane: int | None = 5, *, shape: str = "m16n8k16", names: Sequence[
     return figure
 
 
+def _warpgroup(lane: int | None, shape: str, names: Sequence[str]) -> Figure:
+    """a and d of a warpgroup's product side by side, and what a thread holds above them."""
+    a, d = fragment("a", shape), fragment("d", shape)
+    lines = [] if lane is None else [f"thread {lane} = 32 · {lane // 32} + 4 · {lane % 32 // 4} + {lane % 4} holds"]
+    for found, name in ((a, names[0]), (d, names[2])) if lane is not None else ():
+        lines += ["", *held(found, name, lane or 0)]
+    lines += ["", f"{names[1]} (b) is read from shared memory"]
+    head = TOP + LINE * len(lines)
+    width = 2 * MARGIN + 2 * GAP + SMALL * (a.shape[1] + d.shape[1])
+    height = MARGIN + SMALL * a.shape[0] + TOP + head
+    figure = Figure(figsize=(width, height), dpi=100, facecolor=GROUND)
+    for found, name, x in ((a, names[0], MARGIN), (d, names[2], MARGIN + 1.5 * GAP + SMALL * a.shape[1])):
+        rows, columns = found.shape
+        axes = figure.add_axes((x / width, MARGIN / height, SMALL * columns / width, SMALL * rows / height))
+        _draw(axes, found, hue_of(name[0]), lane, 6.0)
+        axes.set_title(f"{name}   {rows} × {columns}, {found.registers} registers", fontsize=9.5, color=TEXT, pad=8)
+    figure.text(MARGIN / width, 1 - 0.3 / height, "\n".join(lines), ha="left", va="top", fontsize=9.5, color=TEXT)
+    return figure
+
+
 def held(found: Fragment, name: str, lane: int) -> list[str]:
     """A line for each register of a lane: which elements of the operand it holds.
 
@@ -74,7 +100,7 @@ def held(found: Fragment, name: str, lane: int) -> list[str]:
     return [f"{found.name}[{register}] = {', '.join(elements)}" for register, elements in by_register.items()]
 
 
-def _draw(axes: Axes, found: Fragment, hue: Hue, lane: int | None) -> None:
+def _draw(axes: Axes, found: Fragment, hue: Hue, lane: int | None, size: float = 8.5) -> None:
     rows, columns = found.shape
     light = hue.dark if hue.alternates else hue.light
     for r in range(rows):
@@ -90,7 +116,7 @@ def _draw(axes: Axes, found: Fragment, hue: Hue, lane: int | None) -> None:
                 text,
                 ha="center",
                 va="center",
-                fontsize=8.5,
+                fontsize=size,
                 color=ink,
                 fontweight="bold" if own else None,
             )
@@ -104,12 +130,14 @@ def _draw(axes: Axes, found: Fragment, hue: Hue, lane: int | None) -> None:
 
 
 def blocks(found: Fragment) -> list[tuple[int, int, int, int, str]]:
-    """The rectangles (top, left, height, width) that one register of all lanes holds, or two of d, and their names."""
+    """The rectangles (top, left, height, width) that one register of a warp's lanes holds, or two of d, and their names."""
     each = 2 if found.name == "d" else 1  # d[0] and d[1] are neighbours in a row
     out = []
-    for n in range(0, found.registers, each):
-        at = np.argwhere((found.register == n) | (found.register == n + each - 1))
-        (top, left), (bottom, right) = at.min(0), at.max(0)
-        label = "\n".join(f"{found.name}[{n + k}]" for k in range(each))
-        out.append((int(top), int(left), int(bottom - top) + 1, int(right - left) + 1, label))
+    for warp in range(int(found.lane.max()) // LANES + 1):
+        for n in range(0, found.registers, each):
+            mine = (found.register == n) | (found.register == n + each - 1)
+            at = np.argwhere(mine & (found.lane // LANES == warp))
+            (top, left), (bottom, right) = at.min(0), at.max(0)
+            label = "\n".join(f"{found.name}[{n + k}]" for k in range(each))
+            out.append((int(top), int(left), int(bottom - top) + 1, int(right - left) + 1, label))
     return out

@@ -10,7 +10,7 @@ from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 
 import flashviz as fv
-from flashviz.view.palette import HUES
+from flashviz.view.palette import HUES, hue_of
 from flashviz.warp import LAYOUTS, SHAPES, chunk_address
 
 
@@ -52,10 +52,27 @@ def test_what_the_lane_holds_is_listed() -> None:
     assert fv.fragments(None).texts == []
 
 
+@pytest.mark.parametrize("shape", ["m64n8k16", "m64n16k16"])
+def test_a_warpgroup_is_drawn_thread_by_thread(shape: str) -> None:
+    figure = fv.fragments(101, shape=shape, names=("P", "V", "O"))
+    for axes, operand in zip(figure.axes, "ad", strict=True):
+        want = fv.fragment(operand, shape)
+        found = cells(axes)
+        assert np.array_equal([[found[r, c][0] for c in range(want.shape[1])] for r in range(64)], want.lane)
+        dark = {at for at, (_, fill) in found.items() if fill == hue_of("P" if operand == "a" else "O").outline}
+        assert dark == {tuple(map(int, at)) for at in np.argwhere(want.lane == 101)}
+    (text,) = figure.texts
+    for line in ("thread 101 = 32 · 3 + 4 · 1 + 1 holds", "d[2] = O[57, 2]", "V (b) is read from shared memory"):
+        assert line in text.get_text()
+    assert "holds" not in fv.fragments(None, shape=shape).texts[0].get_text()
+
+
 def test_fragments_refuse() -> None:
+    with pytest.raises(ValueError, match="lane=128: a warpgroup has threads 0 to 127"):
+        fv.fragments(128, shape="m64n8k16")
     with pytest.raises(ValueError, match="lane=32: a warp has lanes 0 to 31"):
         fv.fragments(32)
-    with pytest.raises(ValueError, match="shape='m8n8k4' is none of m16n8k16, m16n8k8"):
+    with pytest.raises(ValueError, match="shape='m8n8k4' is none of m16n8k16, m16n8k8, m64n8k16, m64n16k16"):
         fv.fragments(shape="m8n8k4")
     with pytest.raises(ValueError, match="2 names: give one for each"):
         fv.fragments(names=("Q", "K"))
@@ -87,3 +104,44 @@ def test_banks_refuse() -> None:
         fv.banks(layouts=())
     with pytest.raises(ValueError, match="layout='odd'"):
         fv.banks(layouts=("odd",))
+
+
+@pytest.mark.parametrize("d", [16, 32, 64])
+@pytest.mark.parametrize("row", [None, 0, 5])
+def test_a_swizzled_piece_stays_in_its_line_and_changes_its_place(d: int, row: int | None) -> None:
+    figure = fv.swizzle(row, chunk=1, d=d)
+    plain, swizzled, *ways = figure.axes
+    where = [{t.get_text(): t.get_position() for t in axes.texts} for axes in (plain, swizzled)]
+    assert len(where[0]) == len(where[1]) == 64
+    for piece, (x, y) in where[1].items():
+        r, c = map(int, piece.split("."))
+        at = chunk_address(r, c, d, "swizzled")
+        assert (x - 0.5, int(y)) == (at % 128 // 16, at // 128)
+        assert int(y) == int(where[0][piece][1])
+        mask = {64: r % 8, 32: r // 2 % 4, 16: r // 4 % 2}[
+            d
+        ]  # CUTLASS: Swizzle<3, 4, 3>, <2, 4, 3> and <1, 4, 3> of the address
+        first = 8 * (int(where[0][piece][0]) // (d // 8)) // (64 // d) if d < 64 else 0
+        assert int(x) == first + (c ^ mask)
+    dark = {(p.get_x(), p.get_y()) for p in swizzled.patches if to_hex(p.get_facecolor()) == HUES["K"].outline}
+    names = {f"{row}.{c}" for c in range(d // 8)} if row is not None else {f"{r}.1" for r in range(8)}
+    assert dark == {(where[1][n][0] - 0.5, int(where[1][n][1])) for n in names}
+    assert len(ways) == (row is not None)
+    if row is not None:
+        lines = [(round(line.get_xdata()[0] - 0.5), round(line.get_xdata()[1] - 0.5)) for line in ways[0].lines]
+        assert sorted(to for _, to in lines) == [c for c, _ in lines] == list(range(d // 8))
+        assert f"row {row}: piece c goes to place c xor" in figure.texts[0].get_text()
+    else:
+        assert swizzled.get_title() == "in shared memory: 1 pass"
+        assert plain.get_title() == f"K as in HBM: {8 // (64 // d)} passes"
+
+
+def test_swizzle_refuses() -> None:
+    for options, words in (
+        ({"d": 128}, "d=128: a row of 64, 32 or 16 elements"),
+        ({"row": 8}, "row=8: the pattern has rows 0 to 7"),
+        ({"row": 16, "d": 32}, "row=16: the pattern has rows 0 to 15"),
+        ({"chunk": 4, "d": 32}, "chunk=4: rows of 32 have chunks 0 to 3"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            fv.swizzle(**options)
