@@ -24,7 +24,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ from flashviz.programs import flash_attention_1 as fa1  # noqa: E402
 from flashviz.programs import flash_attention_2 as fa2  # noqa: E402
 from flashviz.programs import flash_attention_2_rope as fa2_rope  # noqa: E402
 from flashviz.programs import flash_attention_2_rungs as rungs  # noqa: E402
+from flashviz.programs import flash_attention_3 as fa3  # noqa: E402
 from flashviz.programs import flash_decoding as decoding  # noqa: E402
 from flashviz.programs import online_softmax as softmax  # noqa: E402
 from flashviz.programs import rope  # noqa: E402
@@ -118,6 +119,14 @@ CASES = (
         {"Br": 32, "Bc": 64},
     ),
     *(rung_of_the_ladder(n) for n in (3, 4)),
+    Case(  # more row blocks than a GPU has multiprocessors: its blocks walk; skipped where the GPU is no Hopper
+        "flash_attention_3",
+        "flash_attention_3",
+        attention(32, 1024, 1024),
+        fa3.one_by_one,
+        lambda p: fa3.launch_kernel(p),
+        {"Br": 192, "Bc": 128, "stages": 3, "consumers": 3},
+    ),
     Case(
         "standard_attention",
         "standard_attention",
@@ -144,6 +153,8 @@ CASES = (
 
 def record(case: Case, machine: Mapping[str, Any], out: Path) -> dict[str, Any]:
     """Launch, replay, check and store one case; a row of the table."""
+    if "stages" in case.options:  # as many blocks stay as there are multiprocessors
+        case = replace(case, options={**case.options, "multiprocessors": machine["multiprocessors"]})
     program: Any = example(case.algorithm, case.sizes, case.options, SEED)
     rooms = most_actions(program, case.loops)
     case.launch(program)  # compiled, and the clocks are up
@@ -156,7 +167,7 @@ def record(case: Case, machine: Mapping[str, Any], out: Path) -> dict[str, Any]:
     result = program.run()
     check_outputs(program, outputs, result)
     expected: Any = example(case.algorithm, case.sizes, case.options, SEED)
-    case.loops(expected)
+    (fa3.forward if case.loops is fa3.one_by_one else case.loops)(expected)
     differences = same(as_traced(result.recording, traces, "gpu"), expected.run())
     if differences:
         raise AssertionError(str(differences[0]))
@@ -299,6 +310,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     wanted = [name for name in options.cases.split(",") if name]
     for case in CASES:
         if wanted and case.name not in wanted:
+            continue
+        if case.algorithm == "flash_attention_3" and found.arch != "sm_90":
+            print(f"{case.name}: runs on sm_90 alone, and this is {found.arch}", flush=True)
             continue
         try:
             rows.append(record(case, machine, options.out))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import flashviz as fv
 from flashviz import cuda
 from flashviz.cuda import cpu, gpu
 from flashviz.cuda.trace import DEFINE, watched
+from flashviz.programs.stored import load_trace
 
 if not cpu.status().usable or sys.platform != "linux":
     pytest.skip("needs Linux and a C++ compiler: apt-get install g++", allow_module_level=True)
@@ -74,6 +77,23 @@ def test_a_recording_is_of_what_the_kernel_did(hopper: list[dict[str, Any]]) -> 
         *("1 · producer", "consumer 1", "consumer 2", "consumer 3"),
         *("2 · producer", "consumer 1", "consumer 2", "consumer 3"),
     ]
+
+
+def test_the_script_that_stores_traces(
+    hopper: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+    script = importlib.import_module("gpu_trace")
+    (case,) = (case for case in script.CASES if case.name == "flash_attention_3")
+    small = replace(case, sizes={**case.sizes, "Hq": 2, "Hkv": 1, "Nq": 500, "Nk": 300})
+    machine = {"gpu": "emulated", "driver": "none", "date": "today", "multiprocessors": 3}
+    row = script.record(small, machine, tmp_path)
+    assert (row["blocks"], row["multiprocessors"]) == (3, 3)
+    assert row["error"] <= row["bound"]
+    recording = load_trace(tmp_path / "flash_attention_3.npz")
+    assert {e.trace.role for e in recording.events if e.trace} >= {"producer", "consumer 1", "consumer 2", "consumer 3"}
+    assert recording.findings == ()
+    assert len(fv.timeline(recording, 20).axes) == 1
 
 
 def test_auto_takes_the_gpu_where_the_kernel_takes_the_call(
