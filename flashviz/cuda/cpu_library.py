@@ -239,10 +239,10 @@ class CpuLibrary:
 
     def _side(self, side: SideStruct) -> Side:
         places = []
-        if side.file:
-            places.append((side.file.decode(errors="replace").replace("\\", "/").rsplit("/", 1)[-1], int(side.line)))
-        elif found := (side.pc and self.place(side.pc)) or (side.last and self.place(side.last)):
-            places.append(found)
+        waits = side.file and (side.file.decode(errors="replace").replace("\\", "/").rsplit("/", 1)[-1], int(side.line))
+        found = (side.pc and self.place(side.pc)) or (side.last and self.place(side.last))
+        if first := (found or waits) if side.pc else (waits or found):
+            places.append(first)
         places += [found for offset in side.calls if offset and (found := self.place(offset))]
         return Side(bool(side.write), tuple(side.block), tuple(side.thread), tuple(places))
 

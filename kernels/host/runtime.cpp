@@ -422,8 +422,8 @@ static void caught(int number, siginfo_t* info, void* context) {
         snprintf(f->detail, sizeof f->detail, "%s",
                  alarmed ? "" : number == SIGFPE ? "a whole number divided by zero" : number == SIGILL ? "an instruction that does not exist"
                  : deep ? "more local memory than a thread has here" : "memory that does not exist");
-        if (in_kernel) fill_side(f->first, *self, false, pc);
-        else fill_wait(f->first, *self);
+        fill_wait(f->first, *self);  // where it last waited: for a pc in this file
+        if (in_kernel) f->first.pc = offset_of(pc);
         f->first.last = offset_of(self->pc);  // for a pc in the C library
     }
     if (alarmed && !in_kernel) return;  // between two fibers: the launch looks at the finding, or the next alarm comes
