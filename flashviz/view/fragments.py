@@ -107,7 +107,7 @@ def _draw(axes: Axes, found: Fragment, hue: Hue, lane: int | None, size: float =
         for c in range(columns):
             own = found.lane[r, c] == lane
             fill = hue.outline if own else light if found.lane[r, c] // 4 % 2 == 0 else GROUND
-            axes.add_patch(Rectangle((c, r), 1, 1, facecolor=fill, edgecolor=hue.outline, linewidth=0.4))
+            axes.add_patch(Rectangle((c, r), 1, 1, facecolor=fill, edgecolor=hue.outline, linewidth=0.4, clip_on=False))
             ink = text_on(fill)
             text = f"{found.lane[r, c]}"
             axes.text(
@@ -121,7 +121,9 @@ def _draw(axes: Axes, found: Fragment, hue: Hue, lane: int | None, size: float =
                 fontweight="bold" if own else None,
             )
     for top, left, tall, wide, label in blocks(found):
-        axes.add_patch(Rectangle((left, top), wide, tall, fill=False, edgecolor=hue.outline, linewidth=2))
+        axes.add_patch(
+            Rectangle((left, top), wide, tall, fill=False, edgecolor=hue.outline, linewidth=2, clip_on=False)
+        )
         x, side = (-0.2, "right") if left == 0 else (columns + 0.2, "left")
         axes.text(x, top + tall / 2, label, ha=side, va="center", fontsize=9, color=TEXT)
     axes.set_xlim(0, columns)

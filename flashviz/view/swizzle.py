@@ -83,7 +83,9 @@ def _ways(axes: Axes, row: int, d: int, hue: Hue) -> None:
         to = chunk_address(row, c, d, "swizzled") % (2 * d) // CHUNK
         axes.plot([c + 0.5, to + 0.5], [1, 3], color=hue.outline, linewidth=1.2, gid=f"way.{c}")
         for x, y in ((c, 0), (to, 3)):
-            axes.add_patch(Rectangle((x, y), 1, 1, facecolor=hue.outline, edgecolor=GROUND, linewidth=0.8))
+            axes.add_patch(
+                Rectangle((x, y), 1, 1, facecolor=hue.outline, edgecolor=GROUND, linewidth=0.8, clip_on=False)
+            )
             place = (x + 0.5, y + 0.53)
             axes.text(*place, f"{row}.{c}", ha="center", va="center", fontsize=8, color=text_on(hue.outline))
     axes.set_xlim(0, chunks)
@@ -103,7 +105,7 @@ def _draw(axes: Axes, layout: str, row: int | None, chunk: int, d: int, hue: Hue
             dark = r == row if row is not None else c == chunk and r < ROWS
             fill = hue.outline if dark else hue.light
             x, y = _place(r, c, d, layout)
-            axes.add_patch(Rectangle((x, y), 1, 1, facecolor=fill, edgecolor=hue.outline, linewidth=0.8))
+            axes.add_patch(Rectangle((x, y), 1, 1, facecolor=fill, edgecolor=hue.outline, linewidth=0.8, clip_on=False))
             axes.text(x + 0.5, y + 0.53, f"{r}.{c}", ha="center", va="center", fontsize=8, color=text_on(fill))
     axes.set_xlim(0, LINE_BYTES // CHUNK)
     axes.set_ylim(ROWS, 0)
