@@ -25,15 +25,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from operator import index
 from typing import Any
 
 import numpy as np
 
-from flashviz.events import BARRIERS, Barrier, Begin, Change, Event, Finding, Launch, Move, Part, Source, Step, Trace
+from flashviz.contents import Arrival, Contents
+from flashviz.events import BARRIERS, Barrier, Begin, Change, Event, Finding, Launch, Move, Part, Source, Trace
 from flashviz.recording import Key, Param, Recording
 from flashviz.slots import Block, Slot, Values, as_dtype, name_of, shape_text
+from flashviz.steps import OpenStep, Steps
 
 KEEP_VALUES = 256
 """Tiles up to this many elements keep their numbers in the recording."""
@@ -59,27 +61,6 @@ class Tensor:
 
     def __iter__(self) -> Iterator[Slot]:
         return iter(self.tiles)
-
-
-@dataclass
-class _OpenStep:
-    label: str
-    caption: str
-    action: str
-    first: int
-    launch: int
-    block: Block | None
-    tiles: tuple[tuple[str, int], ...]
-    join: bool = False
-    end: int = -1
-    parts: list[_OpenStep] = field(default_factory=list)
-    transfers: dict[tuple[str, str], int] = field(default_factory=dict)
-
-    def close(self) -> Step:
-        parts = tuple(p.close() for p in self.parts)
-        return Step(
-            self.label, self.caption, self.action, self.first, self.end, self.launch, self.block, self.tiles, parts
-        )
 
 
 class Recorder:
@@ -110,22 +91,16 @@ class Recorder:
         self._keep = _kept(keep)
         self._keep_values = keep_values
         self._slots: dict[str, Slot] = {}
-        self._memory: dict[Key, np.ndarray] = {}
-        self._levels: dict[Key, int] = {}
-        self._pending: dict[str, list[tuple[Key, np.ndarray, int, Key]]] = {}
-        self._filled: dict[Key, str] = {}
-        self._waited: set[tuple[str, str]] = set()
+        self._held = Contents()
         self._events: list[Event] = []
-        self._steps: list[_OpenStep] = []
-        self._stack: list[_OpenStep] = []
+        self._steps = Steps()
         self._findings: list[Finding] = []
         self._launch, self._block = -1, Block()
         self._in_block = self._begun = False
         self._name = ""
-        self._transfer = 0
         self._several = [False, False]
         if self._keep is not False:
-            self._steps.append(_OpenStep("start", "Setup ready", "", 0, -1, None, (), end=0))
+            self._steps.all.append(OpenStep("start", "Setup ready", "", 0, -1, None, (), end=0))
 
     # -- places in memory ------------------------------------------------------------------------------------------
 
@@ -185,15 +160,13 @@ class Recorder:
                 Slot(f"{name}{n}{suffix}", "hbm", "grid", part, name_of(dtype), name, (n,), head, f"{name}{n}")
             )
             held = None if array is None else array[row : max(row, min(row + tile, full[0] if used is None else used))]
-            if held is not None and len(held):
-                self._memory[made.name] = held
+            role, level = ("init", 0) if held is None else ("input", 1)
+            self._held.put(made.name, held if held is not None and len(held) else None, level)
             tiles.append(made)
             if self._keep is not False:
-                role, level = ("init", 0) if held is None else ("input", 1)
-                self._levels[made.name] = level
                 values, shape_ = (None, part) if held is None else (self._values(held, dtype), held.shape)
                 self._events.append(Change(made.name, (), role, level, shape_, self._launch, Block(), values=values))
-                self._steps[0].end = len(self._events)
+                self._steps.all[0].end = len(self._events)
         return Tensor(name, tuple(tiles))
 
     def _declare(self, slot: Slot) -> Slot:
@@ -209,13 +182,13 @@ class Recorder:
         self, kernel: str, grid: Sequence[int] = (1, 1, 1), threads: Sequence[int] = (1, 1, 1)
     ) -> AbstractContextManager[int]:
         """Launch a kernel: the blocks from here on belong to it. A plain call, or the head of a ``with``."""
-        if self._stack:
-            raise RuntimeError(f"launch of {kernel} inside step {self._stack[0].label!r}: close the step first")
+        if open_ := self._steps.outermost:
+            raise RuntimeError(f"launch of {kernel} inside step {open_.label!r}: close the step first")
         self._launch += 1
         self._enter(Block(), False)
         if self._keep is not False:
             self._events.append(Launch(self._launch, kernel, _triple(grid), _triple(threads)))
-            self._steps[-1].end = len(self._events)
+            self._steps.all[-1].end = len(self._events)
         return nullcontext(self._launch)
 
     def block(
@@ -234,11 +207,11 @@ class Recorder:
         """
         if self._launch < 0:
             raise RuntimeError("a block begins inside a launch: call r.launch(kernel, grid, threads) first")
-        if self._stack:
-            raise RuntimeError(f"a block begins inside step {self._stack[0].label!r}: close the step first")
+        if open_ := self._steps.outermost:
+            raise RuntimeError(f"a block begins inside step {open_.label!r}: close the step first")
         self._enter(Block(batch, head, tile), True)
         self._name = name or f"block {tile}"
-        again = any(s.block is not None for s in self._steps)
+        again = any(s.block is not None for s in self._steps.all)
         text = "visualize another block" if again else "visualize a single block"
         with self.step(f"visualize {self.block_name}", caption or text):
             self._emit(Begin(self._launch, self._block))
@@ -246,11 +219,7 @@ class Recorder:
 
     def _enter(self, block: Block, inside: bool) -> None:
         self._block, self._in_block, self._begun = block, inside, self._begun or inside
-        self._memory = {k: v for k, v in self._memory.items() if isinstance(k, str)}
-        self._levels = {k: v for k, v in self._levels.items() if isinstance(k, str)}
-        self._pending.clear()
-        self._filled.clear()
-        self._waited.clear()
+        self._held.begin_block()
 
     @property
     def in_block(self) -> bool:
@@ -300,32 +269,21 @@ class Recorder:
         if not self.recording_now:
             yield
             return
-        if len(self._steps) > MOST_ACTIONS and self._keep is True:
+        if len(self._steps.all) > MOST_ACTIONS and self._keep is True:
             raise ValueError(
                 f"more than {MOST_ACTIONS:,} steps: name the blocks to keep (record=[0] keeps the first row block) "
                 "or give record=False"
             )
-        n = len(self._events)
-        places = self._stack[-1].parts if self._stack else self._steps
-        last = places[-1] if places else None
-        at = (self._launch, self._block if self._in_block else None, tuple((tiles or {}).items()))
-        same = last is not None and join and last.join and last.label == label and last.end == n
-        if same and last is not None and (last.launch, last.block, last.tiles) == at:
-            opened = last
-        else:
-            opened = _OpenStep(label, label if caption is None else caption, action, n, *at, join=join)
-            places.append(opened)
-        self._stack.append(opened)
-        try:
+        block = self._block if self._in_block else None
+        variables = tuple((tiles or {}).items())
+        text, n = label if caption is None else caption, len(self._events)
+        with self._steps.open(OpenStep(label, text, action, n, self._launch, block, variables, join), self._events):
             yield
-        finally:
-            self._stack.pop()
-            opened.end = len(self._events)
 
     def caption(self, text: str) -> None:
         """What the picture says at the open step, known only now: it replaces the caption the step was opened with."""
-        if self._stack:
-            self._stack[0].caption = text
+        if open_ := self._steps.outermost:
+            open_.caption = text
 
     # -- what is done ----------------------------------------------------------------------------------------------
 
@@ -336,13 +294,11 @@ class Recorder:
         """
         s = self._slot(slot)
         key = self._key(s)
-        held, role, filled = self._memory.get(key), self._role, self._filled.get(key, "")
-        arriving = [group for group, moves in self._pending.items() if any(to == key for to, *_ in moves)]
-        alone = bool(role and filled) and (role, filled) not in self._waited
-        if arriving or alone:
-            what = f"{s.name} was read by {role}, who had not waited for {filled!r}"
-            if arriving:
-                what = f"{s.name} was read while a copy into it was under way: nobody had waited for {arriving[0]!r}"
+        held, arriving, unseen = self._held.get(key), self._held.arriving(key), self._held.unseen(key, self._role)
+        if arriving is not None or unseen:
+            what = f"{s.name} was read by {self._role}, who had not waited for {unseen!r}"
+            if arriving is not None:
+                what = f"{s.name} was read while a copy into it was under way: nobody had waited for {arriving!r}"
             self._find("read-arriving", s, what)
             return np.full(s.shape if held is None else held.shape, np.nan, dtype="float32")
         if held is None:
@@ -389,38 +345,25 @@ class Recorder:
             array = _fit(f"move of {s.name} into", d, self.read(s) if value is None else value)
             of = (s.name,) if read is None else tuple(self._slot(x).name for x in read)
             parts.append(Part(s.name, d.name, array.shape, d.dtype, of, self._values(array, d.dtype)))
-            arrays.append((self._key(d), array, self._levels.get(self._key(s), 1), self._key(s)))
+            arrays.append(Arrival(self._key(d), array, self._held.level(self._key(s), 1), self._key(s)))
             self._overwrite(d)
         self._emit(
             Move(tuple(parts), self._launch, self._block, self._number(parts), group is not None, stage, group or "")
         )
-        if group is None:
-            self._land(arrays)
-        else:
-            self._pending.setdefault(group, []).extend(arrays)
-
-    def _land(self, arrays: list[tuple[Key, np.ndarray, int, Key]], group: str = "") -> None:
-        for key, array, level, _ in arrays:
-            self._memory[key], self._levels[key], self._filled[key] = array, level, group
+        if group is not None:
+            self._held.send(group, arrays)
+            return
+        for arrival in arrays:
+            self._held.put(arrival.to, arrival.array, arrival.level)
 
     def _overwrite(self, slot: Slot) -> None:
         """Something comes into a slot: a copy out of it must be over."""
-        for group, moves in self._pending.items():
-            if any(source == self._key(slot) for *_, source in moves):
-                what = (
-                    f"{slot.name} was overwritten while a copy out of it was under way: nobody had waited for {group!r}"
-                )
-                self._find("overwritten-leaving", slot, what)
+        for group in self._held.leaving(self._key(slot)):
+            what = f"{slot.name} was overwritten while a copy out of it was under way: nobody had waited for {group!r}"
+            self._find("overwritten-leaving", slot, what)
 
     def _number(self, parts: list[Part]) -> int:
-        top = self._stack[0] if self._stack else None
-        way = (self._slots[parts[0].src].memory, self._slots[parts[0].dst].memory)
-        if top is not None and top.join and way in top.transfers:
-            return top.transfers[way]
-        self._transfer += 1
-        if top is not None:
-            top.transfers[way] = self._transfer
-        return self._transfer
+        return self._steps.transfer((self._slots[parts[0].src].memory, self._slots[parts[0].dst].memory))
 
     def change(
         self,
@@ -445,12 +388,12 @@ class Recorder:
             raise ValueError(f"change of {s.name}: role {role!r} is none of init, compute, rescale")
         array = _fit("change of", s, values)
         key = self._key(s)
-        level = 0 if role == "init" else self._levels.get(key, 0) + (role == "compute")
+        level = 0 if role == "init" else self._held.level(key) + (role == "compute")
         names = tuple(self._slot(x).name for x in reads)
         values_ = self._values(array, s.dtype)
         self._overwrite(s)
         self._emit(Change(s.name, names, role, level, array.shape, self._launch, self._block, cells, values_))
-        self._memory[key], self._levels[key], self._filled[key] = array, level, ""
+        self._held.put(key, array, level)
 
     def init(self, slot: SlotLike, values: Any, rows: int | None = None) -> None:
         """Set a slot, or its first ``rows`` rows, to a first value. It is drawn empty until it is updated."""
@@ -467,7 +410,7 @@ class Recorder:
         for slot in slots:
             s = self._slot(slot)
             key = self._key(s)
-            held, level = self._memory.get(key), self._levels.get(key, 0)
+            held, level = self._held.get(key), self._held.level(key)
             if held is not None and level > 0:
                 self._emit(Change(s.name, (), "stale", level, held.shape, self._launch, self._block))
 
@@ -484,18 +427,17 @@ class Recorder:
     def wait(self, group: str) -> None:
         """The block, or the role that acts, waits until the asynchronous moves of ``group`` have landed, or those it names have arrived."""
         self._emit(Barrier("wait", self._launch, self._block, group=group))
-        self._waited.add((self._role, group))
-        self._land(self._pending.pop(group, []), group)
+        self._held.wait(group, self._role)
 
     def recording(self, code: Sequence[Source] = (), *, source: str = "program", device: str = "numpy") -> Recording:
         """What was performed so far."""
         if self._keep is False:
             raise ValueError("this recorder keeps nothing (keep=False)")
-        if self._stack:
-            raise RuntimeError(f"step {self._stack[0].label!r} is still open")
+        if open_ := self._steps.outermost:
+            raise RuntimeError(f"step {open_.label!r} is still open")
         if self._begun and not any(isinstance(e, Begin) for e in self._events):
             raise ValueError(f"blocks to keep: {self._keep}: none of them began; the last that did is {self._block}")
-        steps = tuple(s.close() for s in self._steps)
+        steps = tuple(s.close() for s in self._steps.all)
         return Recording(
             self.algorithm,
             source,
@@ -532,17 +474,17 @@ class Recorder:
     def _find(self, kind: str, slot: Slot, message: str) -> None:
         if not self.recording_now:
             return
-        step = max(len(self._steps) - 1, 0)
+        step = max(len(self._steps.all) - 1, 0)
         self._findings.append(Finding(kind, slot.name, self._launch, self._block, step, message))
 
     def _emit(self, event: Event) -> None:
         if not self.recording_now:
             return
-        if not self._stack and not isinstance(event, Barrier):
+        if not self._steps.stack and not isinstance(event, Barrier):
             raise RuntimeError("this happens in no step: write `with r.step(label):` around it")
         self._events.append(event if self.trace is None else replace(event, trace=self.trace))
-        if not self._stack:
-            self._steps[-1].end = len(self._events)
+        if not self._steps.stack:
+            self._steps.all[-1].end = len(self._events)
 
 
 def _list(slots: SlotLike | Sequence[SlotLike]) -> list[SlotLike]:

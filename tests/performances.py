@@ -86,10 +86,10 @@ def performances(draw: Any, most: int = 25) -> Performance:
     def look() -> None:
         found = {}
         for s in slots:
-            held = r._memory.get(r._key(s))
+            held = r._held.get(r._key(s))
             if held is not None:
                 found[r._launch, r._block, s.name] = held.copy()
-        while len(performance.held) < len(r._steps):
+        while len(performance.held) < len(r._steps.all):
             performance.held.append({})
         performance.held[-1] = found
 

@@ -17,6 +17,8 @@ LEVEL = {
     "events": 0,
     "recording": 0,
     "recorder": 0,
+    "contents": 0,
+    "steps": 0,
     "files": 0,
     "tiles": 0,
     "bfloat16": 0,
