@@ -14,7 +14,7 @@ import numpy as np
 from flashviz.programs.attention import Attention
 from flashviz.programs.base import Program, Run, action
 from flashviz.programs.device import choose_device, kernel_source
-from flashviz.programs.replay import run_kernel
+from flashviz.programs.replay import run_on
 from flashviz.recorder import Recorder, Tensor
 from flashviz.slots import Slot
 from flashviz.tiles import causal_mask, softmax_step
@@ -296,10 +296,4 @@ def flash_attention_1(
     options: dict[str, Any] = {"Br": Br, "Bc": Bc, "scale": scale, "causal": causal, "mask": mask}
     options |= {"window": window, "kv_len": kv_len}
     fa = FlashAttention1(Q, K, V, **options, record=record, keep_values=keep_values)
-    if where == "numpy":
-        forward(fa)
-        return fa.run()
-    if record is False:
-        return Run(*launch_kernel(fa.a, where), None, where, fa.a.params)
-    (O, L), recording = run_kernel(fa, forward, lambda: launch_kernel(fa.a, where), where)
-    return Run(O, L, recording, where, fa.a.params)
+    return run_on(where, fa, forward, lambda: launch_kernel(fa.a, where), record, fa.a.params)

@@ -14,7 +14,7 @@ import numpy as np
 from flashviz.programs.attention import Attention
 from flashviz.programs.base import Program, Run, action
 from flashviz.programs.device import choose_device, kernel_source
-from flashviz.programs.replay import run_kernel
+from flashviz.programs.replay import run_on
 from flashviz.recorder import Recorder, Tensor
 from flashviz.recording import Param
 from flashviz.slots import Slot
@@ -298,10 +298,4 @@ def flash_attention_2(
     options |= limits
     where = choose_device(device, "a mask is given, which the kernel does not take" if mask is not None else "")
     fa = FlashAttention2(Q, K, V, **options, record=record, keep_values=keep_values)
-    if where == "numpy":
-        forward(fa)
-        return fa.run()
-    if record is False:
-        return Run(*launch_kernel(fa.a, where), None, where, fa.a.params)
-    (O, L), recording = run_kernel(fa, forward, lambda: launch_kernel(fa.a, where), where)
-    return Run(O, L, recording, where, fa.a.params)
+    return run_on(where, fa, forward, lambda: launch_kernel(fa.a, where), record, fa.a.params)

@@ -18,7 +18,7 @@ from flashviz.programs.attention import Attention
 from flashviz.programs.base import Run, action
 from flashviz.programs.device import choose_device, kernel_source
 from flashviz.programs.flash_attention_2 import THREADS, FlashAttention2, forward
-from flashviz.programs.replay import run_kernel
+from flashviz.programs.replay import run_on
 from flashviz.recorder import Recorder, Tensor
 from flashviz.recording import Param
 from flashviz.slots import Slot
@@ -210,10 +210,4 @@ def flash_attention_2_rope(
     where = choose_device(device)
     options: dict[str, Any] = {"Br": Br, "Bc": Bc, "scale": scale, "causal": causal, "base": base}
     fa = FlashAttention2Rope(Q, K, V, **options, rotary_dim=rotary_dim, record=record, keep_values=keep_values)
-    if where == "numpy":
-        forward(fa)
-        return fa.run()
-    if record is False:
-        return Run(*launch_kernel(fa, where), None, where, fa.params)
-    (O, L), recording = run_kernel(fa, forward, lambda: launch_kernel(fa, where), where)
-    return Run(O, L, recording, where, fa.params)
+    return run_on(where, fa, forward, lambda: launch_kernel(fa, where), record, fa.params)

@@ -13,7 +13,7 @@ from flashviz.programs.device import choose_device
 from flashviz.programs.flash_attention_2 import forward
 from flashviz.programs.flash_attention_2_ahead import FlashAttention2Ahead, FlashAttention2Tuned, forward_ahead
 from flashviz.programs.flash_attention_2_registers import FlashAttention2Registers, FlashAttention2Tiled, dtype_of
-from flashviz.programs.replay import run_kernel
+from flashviz.programs.replay import run_on
 from flashviz.programs.rung_kernels import launch, loaded, stored, template_for
 
 SWIZZLED = 2
@@ -90,10 +90,4 @@ def run_rung(Q: Any, K: Any, V: Any, *, device: str = "auto", record: Any = True
     """What :func:`flashviz.flash_attention_2` does with ``rung=``."""
     where = choose_device(device)
     fa = program(Q, K, V, record=record, **options)
-    if where == "numpy":
-        loops(fa)
-        return fa.run()
-    if record is False:
-        return Run(*launch_kernel(fa, where), None, where, fa.params)
-    (O, L), recording = run_kernel(fa, loops, lambda: launch_kernel(fa, where), where)
-    return Run(O, L, recording, where, fa.params)
+    return run_on(where, fa, loops, lambda: launch_kernel(fa, where), record, fa.params)

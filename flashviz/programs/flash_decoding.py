@@ -15,7 +15,7 @@ import numpy as np
 from flashviz.programs.attention import Attention, positive
 from flashviz.programs.base import Program, Run, action
 from flashviz.programs.device import choose_device, kernel_source
-from flashviz.programs.replay import run_kernel
+from flashviz.programs.replay import run_on
 from flashviz.recorder import Recorder, Tensor
 from flashviz.recording import Param
 from flashviz.slots import Block, Slot
@@ -409,10 +409,4 @@ def flash_decoding(
     options |= limits
     where = choose_device(device, "a mask is given, which the kernels do not take" if mask is not None else "")
     fd = FlashDecoding(q, K, V, **options, record=record, keep_values=keep_values)
-    if where == "numpy":
-        forward(fd)
-        return fd.run()
-    if record is False:
-        return Run(*launch_kernels(fd, where), None, where, fd.params)
-    (O, L), recording = run_kernel(fd, forward, lambda: launch_kernels(fd, where), where)
-    return Run(O, L, recording, where, fd.params)
+    return run_on(where, fd, forward, lambda: launch_kernels(fd, where), record, fd.params)

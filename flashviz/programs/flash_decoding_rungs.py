@@ -19,7 +19,7 @@ from flashviz.programs.base import Run, action
 from flashviz.programs.device import choose_device, kernel_source
 from flashviz.programs.flash_attention_2_registers import bound, dtype_of
 from flashviz.programs.flash_decoding import FlashDecoding
-from flashviz.programs.replay import run_kernel
+from flashviz.programs.replay import run_on
 from flashviz.programs.rung_kernels import launch, loaded, stored, template_for
 from flashviz.recorder import Recorder, Tensor
 from flashviz.slots import Block, Slot, as_dtype
@@ -295,10 +295,4 @@ def run_rung(q: Any, K: Any, V: Any, *, device: str = "auto", record: Any = True
     """What :func:`flashviz.flash_decoding` does with ``rung=``."""
     where = choose_device(device)
     fd = FlashDecodingRung(q, K, V, record=record, **options)
-    if where == "numpy":
-        forward(fd)
-        return fd.run()
-    if record is False:
-        return Run(*launch_kernel(fd, where), None, where, fd.params)
-    (O, L), recording = run_kernel(fd, forward, lambda: launch_kernel(fd, where), where)
-    return Run(O, L, recording, where, fd.params)
+    return run_on(where, fd, forward, lambda: launch_kernel(fd, where), record, fd.params)

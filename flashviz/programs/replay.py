@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from flashviz.events import Event, Launch, Trace
-from flashviz.programs.base import Program, quiet
+from flashviz.programs.base import Program, Run, quiet
 from flashviz.programs.roles import Act, Deadlock, side_by_side
 from flashviz.recording import Recording
 from flashviz.slots import Block
@@ -71,6 +71,19 @@ def run_kernel(program: P, loops: Callable[[P], None], launch: Callable[[], T], 
     if device == "gpu":  # a timeline has a row for each, also for those that had nothing to do
         recording = replace(recording, params={**recording.params, "multiprocessors": cuda.status().multiprocessors})
     return given, recording
+
+
+def run_on(
+    device: str, program: P, loops: Callable[[P], None], launch: Callable[[], tuple[Any, Any]], record: Any, params: Any
+) -> Run:
+    """Where every public function ends: the program's own loops on ``"numpy"``, else its kernels, whose trace is replayed unless ``record`` is False."""
+    if device == "numpy":
+        loops(program)
+        return program.run()  # type: ignore[attr-defined, no-any-return]
+    if record is False:
+        return Run(*launch(), None, device, params)
+    (O, L), recording = run_kernel(program, loops, launch, device)
+    return Run(O, L, recording, device, params)
 
 
 def most_actions(program: P, loops: Callable[[P], None]) -> list[int]:
