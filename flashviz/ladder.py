@@ -15,11 +15,13 @@ class Rung:
     """One kernel of a ladder.
 
     Args:
-        name: how ``rung=`` names it, ``0`` … ``5`` or a word.
+        name: how ``rung=`` names it, ``0`` … ``6`` or a word.
         kernel: its file in ``kernels/``, without ``.cu``.
         idea: what it changes, in a few words.
         dtype: what Q, K, V and O are, ``"float32"`` or ``"float16"``; a rung of 16 bits also takes bfloat16.
-        measured: template values (without D and T) that are measured for a head dimension.
+        measured: template values (without D, T and flags) that are measured for a head dimension.
+        shorter: others for a head dimension and up to so many rows, ``{(64, 1024): …}``, where those are faster.
+        function: the public function that runs it, where that is not ``rung=`` of the ladder's own.
     """
 
     name: int | str
@@ -27,11 +29,22 @@ class Rung:
     idea: str
     dtype: str = "float32"
     measured: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
+    shorter: Mapping[tuple[int, int], Mapping[str, int]] = field(default_factory=dict)
+    function: str = ""
 
     @property
     def label(self) -> str:
         """``rung 3``, or its word."""
         return f"rung {self.name}" if isinstance(self.name, int) else self.name
+
+    def values(self, d: int, N: int) -> Mapping[str, int]:
+        """The template values that are measured for a head dimension and N rows of K and V; empty where none are.
+
+        >>> Rung(9, "none", "", measured={64: {"Br": 192}}, shorter={(64, 1024): {"Br": 128}}).values(64, 1000)
+        {'Br': 128}
+        """
+        lengths = [most for size, most in self.shorter if size == d and most >= N]
+        return self.shorter[d, min(lengths)] if lengths else self.measured.get(d, {})
 
 
 PREFILL: tuple[Rung, ...] = (
@@ -84,6 +97,14 @@ PREFILL: tuple[Rung, ...] = (
             128: {"Br": 128, "Bc": 64, "Warps": 4, "Stages": 2},
         },
     ),
+    Rung(
+        6,
+        "flash_attention_3",
+        "on Hopper: one thread asks for tiles, warpgroups only compute",
+        "float16",
+        {64: {"Br": 192, "Bc": 128, "Stages": 3}, 128: {"Br": 128, "Bc": 128, "Stages": 2}},
+        function="flash_attention_3",
+    ),
 )
 DECODE: tuple[Rung, ...] = (
     Rung(
@@ -120,3 +141,18 @@ def rung(name: int | str, ladder: tuple[Rung, ...] = PREFILL) -> Rung:
         if one.name == name and isinstance(name, type(one.name)) and not isinstance(name, bool):
             return one
     raise ValueError(f"rung={name!r} is none of {', '.join(repr(one.name) for one in ladder)}")
+
+
+def rung_to_run(name: int | str, ladder: tuple[Rung, ...] = PREFILL) -> Rung:
+    """The rung of that name, for the function that takes ``rung=``. Raises ValueError also where another function runs it.
+
+    >>> rung_to_run(6)
+    Traceback (most recent call last):
+    ValueError: rung=6 is flash_attention_3, with a program of its own: call fv.flash_attention_3(Q, K, V, …)
+    """
+    found = rung(name, ladder)
+    if found.function:
+        raise ValueError(
+            f"rung={name!r} is {found.kernel}, with a program of its own: call fv.{found.function}(Q, K, V, …)"
+        )
+    return found

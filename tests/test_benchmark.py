@@ -46,6 +46,7 @@ FIGURES = {
     "rows": [
         row("rung 0", 2.5, WIDE, dtype="float32"),
         row("rung 5", 340.0, WIDE, 5),
+        row("rung 6", 610.0, WIDE, 6),
         row("PyTorch flash", 300.0, WIDE, None),
         {**vars(WIDE), "name": "rung 4", "rung": 4, "dtype": "float16", "reason": "flash_x needs sm_80 or newer"},
         row("rung 1", 3.9, DECODE, 1),
@@ -220,6 +221,7 @@ def test_without_a_gpu_stored_figures_are_shown_as_such(stored: Measured, tmp_pa
         line.split() == ["rung", "4", "float16", "–", "flash_x", "needs", "sm_80", "or", "newer"] for line in lines
     )
     assert any(line.endswith("340.0  it is fast") for line in lines)
+    assert any(line.split()[:3] == ["rung", "6", "float16"] and line.endswith("610.0  it is fast") for line in lines)
     found.save(tmp_path / "a.json")
     assert json.loads((tmp_path / "a.json").read_text()) == FIGURES
     found.save(tmp_path / "a.svg")
@@ -244,7 +246,7 @@ def test_the_command(stored: Measured, tmp_path: Path, capsys: Any, monkeypatch:
     assert out.read_bytes().startswith(b"\x89PNG")
     assert cli.main(["bench", "-o", "a.gif"]) == 2
     assert "a name ends in one of .json, .png, .svg, .pdf" in capsys.readouterr().err
-    wrong = Bench("here", {**FIGURES, "rows": [{**FIGURES["rows"][3], "wrong": True}]})  # type: ignore[index]
+    wrong = Bench("here", {**FIGURES, "rows": [{**FIGURES["rows"][4], "wrong": True}]})  # type: ignore[index]
     monkeypatch.setattr(benchmark, "bench", lambda quick: wrong)
     assert cli.main(["bench"]) == 1
 
@@ -253,9 +255,10 @@ def test_the_chart_puts_every_rung_under_its_roof(stored: Measured) -> None:
     figure = ladder_plot(stored, d=64)
     roofline, prefill, decode = figure.axes
     names = [text.get_text().strip() for text in roofline.texts]
-    assert {"rung 0", "rung 5", "flash", "copy 4.00 TB/s", "float16 700 TFLOP/s"} <= set(names)
+    assert {"rung 0", "rung 5", "rung 6", "flash", "copy 4.00 TB/s", "float16 700 TFLOP/s"} <= set(names)
     points = {tuple(line.get_data()[i][0] for i in (0, 1)) for line in roofline.lines if len(line.get_xdata()) == 1}
-    assert points == {(1024.0, 2.5), (2048.0, 340.0), (2048.0, 300.0), (DECODE.flop / DECODE.bytes(2), 3.9)}
+    prefills = {(1024.0, 2.5), (2048.0, 340.0), (2048.0, 300.0), (2048.0, 610.0)}
+    assert points == prefills | {(DECODE.flop / DECODE.bytes(2), 3.9)}
     roof = next(line for line in roofline.lines if line.get_gid() == "roof")
     assert max(roof.get_ydata()) == 700
     assert roof.get_ydata()[0] == pytest.approx(4.0 * roof.get_xdata()[0])
@@ -263,8 +266,9 @@ def test_the_chart_puts_every_rung_under_its_roof(stored: Measured) -> None:
         "rung 0, float32",
         "PyTorch flash, float16",
         "rung 5, float16",
+        "rung 6, float16",
     ]
-    assert [bar.get_width() for bar in prefill.patches] == pytest.approx([2.5, 300, 340])
+    assert [bar.get_width() for bar in prefill.patches] == pytest.approx([2.5, 300, 340, 610])
     assert decode.get_xlabel() == "TB/s"
     assert figure.get_suptitle() == "Measured on one X1 with 7 multiprocessors, 2026-01-02"
     alone = ladder_plot(Bench("x", {**FIGURES, "rates": {"float16": None}, "rows": FIGURES["rows"][-1:]}))  # type: ignore[index]

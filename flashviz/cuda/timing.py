@@ -13,6 +13,7 @@ from flashviz.cuda import cpu, gpu
 from flashviz.cuda.cpu_faults import MEANING, sentence
 from flashviz.cuda.gpu import KernelError
 from flashviz.cuda.launching import Plan
+from flashviz.cuda.tensor_maps import TensorMapError
 
 
 def place(values: Mapping[str, Any], device: str) -> dict[str, Any]:
@@ -28,7 +29,7 @@ def place(values: Mapping[str, Any], device: str) -> dict[str, Any]:
 class Timed:
     """``plan`` compiled for ``device``, where its arrays are.
 
-    Raises KernelError where it does not compile; GpuUnavailableError or CpuUnavailableError.
+    Raises KernelError where it does not compile or the driver makes no tensor maps; GpuUnavailableError or CpuUnavailableError.
     """
 
     def __init__(self, plan: Plan, device: str) -> None:
@@ -41,6 +42,8 @@ class Timed:
                 self._library = cpu.compile_plan(plan)
         except (gpu.GpuUnavailableError, cpu.CpuUnavailableError):
             raise
+        except TensorMapError as error:
+            raise KernelError(str(error)) from error
         except Exception as error:  # the compiler's: CuPy has several types of it
             raise KernelError(f"does not compile: {first_error(str(error))}") from error
 

@@ -269,7 +269,8 @@ def flash_attention_2(
         kv_len: how many rows of K and V are used, 0 to Nk, all when not given; it stands for Nk in ``causal``, and
             what lies behind it (NaN, say) is never touched.
         rung: of the ladder of kernels (:data:`flashviz.ladder.PREFILL`): 0 is this one; 1, 2, ``"tf32"``, 3, 4 and 5 keep scores and
-            carries in registers, and from 3 on take 16-bit inputs. They take no mask, window or kv_len.
+            carries in registers, and from 3 on take 16-bit inputs. They take no mask, window or kv_len. Rung 6 is
+            :func:`flash_attention_3`.
         dtype: what the rungs from 3 on round Q, K and V to: ``"float16"``, which is the default, or ``"bfloat16"``.
         device: ``"numpy"``, ``"cpu"``, ``"gpu"``, or ``"auto"``: a GPU where one is usable, else NumPy.
         record: True, False, or the blocks to keep (tile numbers or (batch, head, tile) triples).

@@ -58,7 +58,7 @@ class FlashAttention2Registers(FlashAttention2):
         record: Any = True,
         keep_values: int = 256,
     ) -> None:
-        self.rung = ladder.rung(rung)
+        self.rung = ladder.rung_to_run(rung)
         self.kernel, self.dtype = self.rung.kernel, dtype_of(self.rung, dtype)
         given = [as_dtype(as_tile_array(name, x), self.dtype) for name, x in zip("QKV", (Q, K, V), strict=True)]
         options: dict[str, Any] = {"Br": Br, "Bc": Bc, "scale": scale, "causal": causal}

@@ -32,8 +32,8 @@ def check_options(
     limits: Mapping[str, Any],
     rungs: tuple[ladder.Rung, ...] = ladder.PREFILL,
 ) -> None:
-    """Raise ValueError for what a rung does not take: another type, or a mask, a window or a used length."""
-    found = ladder.rung(rung, rungs)
+    """Raise ValueError for what a rung does not take: another type, a mask, a window or a used length, or this way to call it."""
+    found = ladder.rung_to_run(rung, rungs)
     dtype_of(found, dtype)
     for name, value in limits.items():
         if value is not None and rung != 0:

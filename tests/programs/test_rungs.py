@@ -20,7 +20,7 @@ from flashviz.programs import flash_attention_2_rungs as rungs
 from flashviz.programs.claims import FalseClaim, observe
 from flashviz.programs.flash_attention_2_registers import DTYPES
 
-NAMES = [rung.name for rung in ladder.PREFILL if rung.name != 0 and rung.kernel.startswith("flash_attention_2")]
+NAMES = [rung.name for rung in ladder.PREFILL if rung.name != 0 and not rung.function]
 KINDS = [(name, dtype) for name in NAMES for dtype in (DTYPES if ladder.rung(name).dtype == "float16" else [None])]
 TILES = {1: (4, 4, 8), 2: (16, 8, 32), "tf32": (16, 16, 16), 3: (16, 16, 16), 4: (16, 16, 16), 5: (32, 32, 32)}
 """Br, Bc and d: the smallest that a rung's kernel is compiled for."""
@@ -178,7 +178,7 @@ def test_a_rung_gives_the_recording_of_rung_0_but_for_where_things_are():
 def test_what_is_refused():
     x = np.eye(4)
     for options, words in (
-        ({"rung": 7}, r"rung=7 is none of 0, 1, 2, 'tf32', 3, 4, 5"),
+        ({"rung": 7}, r"rung=7 is none of 0, 1, 2, 'tf32', 3, 4, 5, 6"),
         ({"rung": 1, "dtype": "float16"}, r"dtype='float16': rung 1 \(flash_attention_2_warps\) takes float32"),
         ({"rung": 3, "dtype": "float32"}, r"dtype='float32': rung 3 .* takes float16 or bfloat16"),
         ({"dtype": "float16"}, r"dtype='float16': rung 0 \(flash_attention_2\) takes float32"),
@@ -193,6 +193,19 @@ def test_what_is_refused():
         with pytest.raises(ValueError, match=words):
             fv.flash_attention_2(x, x, x, **{"device": "numpy", **options})
     assert fv.flash_attention_2(x, x, x, rung=0, dtype="float32", device="numpy").params.get("rung") is None
+
+
+@pytest.mark.parametrize("make", [fv.flash_attention_2, rungs.program, fv.FlashAttention2Ahead])
+@pytest.mark.parametrize("more", [{}, {"dtype": "float32"}, {"Br": 0}])
+def test_flash_attention_3_is_called_by_its_own_name(make, more):
+    """Before anything else is looked at: there are no arrays here."""
+    words = r"rung=6 is flash_attention_3, with a program of its own: call fv.flash_attention_3\(Q, K, V, …\)"
+    with pytest.raises(ValueError, match=words):
+        make(None, None, None, rung=6, **more)
+    x = np.eye(4)
+    with pytest.raises(ValueError, match=words):
+        fv.flash_attention_2(x, x, x, rung=6, device="gpu", mask=x > 0)
+    assert callable(getattr(fv, ladder.rung(6).function))
 
 
 # -- their kernels, on the processor --------------------------------------------------------------------------------------
