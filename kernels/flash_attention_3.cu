@@ -19,7 +19,7 @@
 // The lines that start with @ are read by the launcher and the tests: how to launch the kernel, what to compile, what to check.
 // @kernel    flash_attention_3
 // @paper     arXiv 2407.08608
-// @grid      min(multiprocessors, heads * ceil(ceil(Nq / Br) / (1 + Causal)))
+// @grid      min(multiprocessors, ceil(heads * ceil(Nq / Br) / (1 + Causal)))
 // @block     2 * Br + 128
 // @arch      90a
 // @instead   flash_attention_2_tuned, flash_attention_2
@@ -140,7 +140,7 @@ flash_attention_3(const __grid_constant__ TensorMap Q, const __grid_constant__ T
                     TRACE(load_q, w + 1, at.number());
                     q_empty[part].wait(q.parity ^ 1);
                     q_full[part].arrive_expecting(QBytes);
-                    tma_load(q_part(q.slot, w), Q, q_full[part], at.i * Br + 64 * w, at.head);
+                    tma_load(q_part(q.slot, w), Q, q_full[part], at.row() + 64 * w, at.head);
                 }
                 q.next(2);
             }
@@ -180,8 +180,8 @@ flash_attention_3(const __grid_constant__ TensorMap Q, const __grid_constant__ T
 #pragma unroll
             for (int n = 0; n < Bc / 2; ++n) s[n] = -s[n];
         }
-        if ((at.j + 1) * Bc > at.keys_seen_before(at.i * Br + 64 * w + 1)) {   // some key of the tile is hidden from the first row
-            const int first = at.i * Br + row + 1;
+        if ((at.j + 1) * Bc > at.keys_seen_before(at.row() + 64 * w + 1)) {   // some key of the tile is hidden from the first row
+            const int first = at.row() + row + 1;
             mask(s, at.j * Bc + lane % 4 * 2, at.keys_seen_before(first), at.keys_seen_before(first + 8));
         }
         return softmax(s, m, l, corr, log2_scale);
@@ -191,23 +191,23 @@ flash_attention_3(const __grid_constant__ TensorMap Q, const __grid_constant__ T
         for (int n = 0; n < Bc / 4; ++n) p[n / 4][n % 4] = pack<T>(s[2 * n], s[2 * n + 1]);
     };
     // Of rows whose scores are all in: L to HBM, and 1 / l for when O is too.
-    const auto finish = [&](float (&inverse)[2], int head, int i) {
+    const auto finish = [&](float (&inverse)[2], int head, int first) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const float sum = row_sum(l[r]);
-            const int query = i * Br + row + 8 * r;
+            const int query = first + row + 8 * r;
             inverse[r] = sum == 0.f ? 0.f : __fdividef(1.f, sum);
-            if (lane % 4 == 0 && query < Nq) L[(long long)head * Nq + query] = m[r] * scale + __logf(sum);
+            if (lane % 4 == 0 && query >= 0 && query < Nq) L[(long long)head * Nq + query] = m[r] * scale + __logf(sum);
         }
     };
-    const auto store = [&](float (&inverse)[2], int slot, int head, int i) {
+    const auto store = [&](float (&inverse)[2], int slot, int head, int first) {
         multiply(o, inverse);
 #pragma unroll
         for (int n = 0; n < D / 4; ++n)
             store_shared(swizzled<64>(q_part(slot, w), row - 64 * w + n % 2 * 8, n / 2 * 8 + lane % 4 * 2), pack<T>(o[2 * n], o[2 * n + 1]));
         fence_async_proxy();                                   // the copy engine reads by the other way ...
         named_barrier_wait(8 + w, 128);                        // ... what all threads of this consumer stored
-        if (t == 0) tma_store(O, q_part(slot, w), i * Br + 64 * w, head);   // rows past Nq it leaves out
+        if (t == 0) tma_store(O, q_part(slot, w), first + 64 * w, head);   // rows outside of O it leaves out
     };
     const auto settle = [&] {                                  // a round later: the copy engine has read it, a new Q may come
         if (owed) {
@@ -246,7 +246,7 @@ flash_attention_3(const __grid_constant__ TensorMap Q, const __grid_constant__ T
         last = at;
         at.next();
         here.next(Stages);
-        while (Skips && at.j > 0 && at.j * Bc >= at.keys_seen_before(at.i * Br + 64 * (w + 1))) {   // none of these 64 rows sees any of it
+        while (Skips && at.j > 0 && at.j * Bc >= at.keys_seen_before(at.row() + 64 * (w + 1))) {   // none of these 64 rows sees any of it
             TRACE(skip, at.number(), at.j);
             k_full[here.slot].wait(here.parity);
             v_full[here.slot].wait(here.parity);
@@ -279,7 +279,7 @@ flash_attention_3(const __grid_constant__ TensorMap Q, const __grid_constant__ T
         settle();
         if (fresh) {
             TRACE(store_l, last.number());
-            finish(inverse, last.head, last.i);
+            finish(inverse, last.head, last.row());
             forget();
         }
         TRACE(softmax, at.number(), at.j);
@@ -294,7 +294,7 @@ flash_attention_3(const __grid_constant__ TensorMap Q, const __grid_constant__ T
         done_with(v_empty[before]);
         if (fresh) {
             TRACE(store_o, last.number());
-            store(inverse, q.slot ^ 1, last.head, last.i);
+            store(inverse, q.slot ^ 1, last.head, last.row());
             owed = true;
         }
         TRACE(probabilities, at.number(), at.j);
@@ -313,9 +313,9 @@ flash_attention_3(const __grid_constant__ TensorMap Q, const __grid_constant__ T
     wgmma_wait<0>();
     wgmma_keep(o);
     TRACE(store_l, last.number());
-    finish(inverse, last.head, last.i);
+    finish(inverse, last.head, last.row());
     TRACE(store_o, last.number());
-    store(inverse, q.slot, last.head, last.i);
+    store(inverse, q.slot, last.head, last.row());
     TRACE(give_back, warpgroup);
     if (t == 0) tma_store_wait();  // shared memory must live until the copy engine has read it
 }

@@ -130,7 +130,7 @@ class FlashAttention3(Flash3Block):
         if rows:
             self.copy(full, self.Q[head][first // self.share], slot, self.rows.index(i) % 2)
         else:
-            self.arrive(full, "rows behind the last query: the copy engine writes zeros")
+            self.arrive(full, "rows before the first query: the copy engine writes zeros")
 
     @action("ask for Vj")
     def load_v(self, i: int, j: int) -> None:

@@ -58,8 +58,8 @@ class Flash3Block(Program):
             )
         self.stages, self.dtype, self.share = int(stages), dtype, Br // consumers
         self.consumers = range(1, consumers + 1)
-        pairs = -(-a.Tr // 2) if a.causal else a.Tr
-        self.grid = min(positive("multiprocessors", multiprocessors), len(a.heads) * pairs)
+        row_blocks = len(a.heads) * a.Tr
+        self.grid = min(positive("multiprocessors", multiprocessors), -(-row_blocks // 2) if a.causal else row_blocks)
         sizes: dict[str, Param] = {"stages": self.stages, "consumers": consumers, "blocks": self.grid}
         self.params: dict[str, Param] = {**a.params, "dtype": dtype, **sizes}
         self.output = np.full(a.Q.shape, np.nan, dtype="float32")
@@ -115,12 +115,8 @@ class Flash3Block(Program):
         """A CUDA block begins, with the row blocks that it will walk over: causal ones in pairs of equal work, the longer first."""
         if not 0 <= block < self.grid:
             raise IndexError(f"block {block}: there are {self.grid}")
-        Tr, causal = self.a.Tr, self.a.causal
-        each = -(-Tr // 2) if causal else Tr
-        self.rows: list[int] = []
-        for n in range(block, len(self.a.heads) * each, self.grid):
-            head, i = divmod(n, each)
-            self.rows += dict.fromkeys(head * Tr + one for one in ((Tr - 1 - i, i) if causal else (i,)))
+        turns = self.pairs() if self.a.causal else [(i,) for i in range(len(self.a.heads) * self.a.Tr)]
+        self.rows = [i for turn in turns[block :: self.grid] for i in turn]
         self.walk = [(i, j) for i in self.rows for j in range(self.tiles(i))]
         self.number = {at: n for n, at in enumerate(self.walk)}
         self.arrived: Counter[str] = Counter()
@@ -129,25 +125,38 @@ class Flash3Block(Program):
             self.r.trace = None
         self.r.block(block)
 
+    def pairs(self) -> list[tuple[int, ...]]:
+        """A head's last row block with its first, and so on; the one in the middle, of an odd number, with that of the next head."""
+        Tr, heads, found = self.a.Tr, len(self.a.heads), []
+        for two in range(0, heads, 2):
+            both = [head * Tr for head in (two, two + 1) if head < heads]
+            found += [tuple(first + Tr // 2 for first in both)] if Tr % 2 else []
+            found += [(first + Tr - 1 - i, first + i) for first in both for i in range(Tr // 2)]
+        return found
+
+    def first_row(self, i: int) -> int:
+        """Row blocks end with the last consumer's share of rows: the first one, with the fewest causal tiles, may begin before row 0."""
+        shares = -(-self.a.Nq // self.share)
+        return (shares - (self.a.Tr - i % self.a.Tr) * len(self.consumers)) * self.share
+
     def seen_before(self, row: int) -> int:
         """How many keys the rows before ``row`` of a head see."""
         return min(self.a.Nk, row + self.a.Nk - self.a.Nq) if self.a.causal else self.a.Nk
 
     def tiles(self, i: int) -> int:
         """Tiles of row block i: at least one, all masked if need be, so that rows that see no key are written like any others."""
-        return max(1, -(-self.seen_before((i % self.a.Tr + 1) * self.a.Br) // self.a.Bc))
+        return max(1, -(-self.seen_before(self.first_row(i) + self.a.Br) // self.a.Bc))
 
     def hidden(self, w: int, i: int, j: int) -> bool:
         """Whether a consumer skips a tile that none of its rows sees: only where the ring has room for it between those in use."""
         a = self.a
         room = a.causal and -(-(a.Br - self.share) // a.Bc) + 2 <= self.stages
-        return room and j > 0 and j * a.Bc >= self.seen_before(i % a.Tr * a.Br + self.share * w)
+        return room and j > 0 and j * a.Bc >= self.seen_before(self.first_row(i) + self.share * w)
 
     def rows_of(self, w: int, i: int) -> tuple[tuple[int, int], int, int]:
-        """Head, first row and number of rows of consumer w in row block i; none behind the last query."""
-        head, block = divmod(i, self.a.Tr)
-        first = block * self.a.Br + (w - 1) * self.share
-        return self.a.heads[head], first, min(max(self.a.Nq - first, 0), self.share)
+        """Head, first row and number of rows of consumer w in row block i; none before the first query."""
+        first = self.first_row(i) + (w - 1) * self.share
+        return self.a.heads[i // self.a.Tr], first, min(self.a.Nq - first, self.share) if first >= 0 else 0
 
     # -- barriers ----------------------------------------------------------------------------------------------------------
 

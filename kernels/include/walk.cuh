@@ -5,9 +5,12 @@
 // follows from blockIdx.x and gridDim.x alone: every warp of a block walks for itself, and all walk alike.
 #pragma once
 
-// `at` a tile of keys, j, of a row block, i, of a query head (batch and head as one number). Without causal a block takes every
-// gridDim.x-th row block. With causal row block i has about i tiles, so long and short ones are taken in pairs of equal work, the longer
-// one first.
+// `at` a tile of keys, j, of a row block, i, of a query head (batch and head as one number). Row blocks end with the last 64 rows, so that
+// the one that is not full, if any, is the first: with causal it has the fewest tiles.
+//
+// Without causal a block takes every gridDim.x-th row block. With causal row block i has about i tiles, so that they are taken in pairs of
+// equal work, the longer one first: the last with the first, and so on. An odd number of them leaves one in the middle: it is paired with
+// that of the next head, which is why heads are counted by twos.
 template <int Br, int Bc, bool Causal>
 struct Walk {
     int Nq, Nk, heads;
@@ -22,26 +25,32 @@ struct Walk {
         if (++j == tiles) next_rows();
     }
 
+    __device__ int row_blocks() const { return (Nq + Br - 1) / Br; }
     // The row block's number among those of all heads.
-    __device__ int number() const { return head * ((Nq + Br - 1) / Br) + i; }
+    __device__ int number() const { return head * row_blocks() + i; }
+    // Its first row; negative where the first block is not full.
+    __device__ int row() const { return (Nq + 63) / 64 * 64 - (row_blocks() - i) * Br; }
 
     // How many keys the rows before `row` see: queries and keys end together, bottom-right. Negative far before the first that sees one.
     __device__ int keys_seen_before(int row) const { return Causal ? min(Nk, row + Nk - Nq) : Nk; }
 
     __device__ void next_rows() {
-        const int row_blocks = (Nq + Br - 1) / Br, each = Causal ? (row_blocks + 1) / 2 : row_blocks;  // pairs, or singles, of a head
-        bool alone;         // the middle one of an odd number is a pair by itself: it has no second
+        const int count = row_blocks(), odd = count % 2, pairs = count / 2;  // of a head, beside the middle one
         do {
-            const int n = blockIdx.x + (Causal ? turn / 2 : turn) * gridDim.x;
-            const bool second = Causal && turn % 2;
-            head = n / each;
-            i = Causal && !second ? row_blocks - 1 - n % each : n % each;
-            alone = second && i == row_blocks - 1 - i;
+            const int n = blockIdx.x + (Causal ? turn / 2 : turn) * gridDim.x, second = turn % 2;
+            head = n / count;
+            i = n % count;
+            if (Causal) {                                                   // n counts pairs, `count` of them in two heads
+                const bool middle = odd && i == 0;
+                const int pair = i - odd;
+                head = 2 * head + (middle ? second : pair / max(1, pairs));
+                i = middle ? pairs : second ? pair % max(1, pairs) : count - 1 - pair % max(1, pairs);
+            }
             ++turn;
-        } while (alone);
+        } while (Causal && turn % 2 == 0 && head == heads);                 // the middle one of the last of an odd number of heads is alone
         more = head < heads;
         // At least one tile, all masked if need be: rows that see no key are written like any others.
-        tiles = max(1, (keys_seen_before((i + 1) * Br) + Bc - 1) / Bc);
+        tiles = max(1, (keys_seen_before(row() + Br) + Bc - 1) / Bc);
         j = 0;
     }
 };

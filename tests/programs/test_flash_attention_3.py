@@ -85,6 +85,31 @@ def test_the_walk_shares_every_row_block_out_once(causal):
     assert (fa.grid, set(work)) == (4, {9})  # 8 row blocks of 1 to 8 tiles
 
 
+@pytest.mark.parametrize(("N", "heads"), [(44, 4), (40, 4), (32, 3), (44, 3)])
+def test_causal_pairs_are_equal_work(N, heads):
+    """Row blocks of 4 rows, an even or odd number of them, of an even or odd number of heads; as many blocks as pairs."""
+    arrays = inputs(0, N, N, heads=(heads, heads))
+    fa = FlashAttention3(*arrays, Br=4, Bc=4, multiprocessors=1000, causal=True, record=False)
+    assert fa.grid == -(-heads * N // 8)
+    work = []
+    for block in range(fa.grid):
+        fa.begin(block)
+        assert len(fa.rows) == 2 or (block >= fa.grid - N // 4 and heads % 2)
+        work += [len(fa.walk)] * (len(fa.rows) == 2)
+    assert set(work) == {N // 4 + 1}
+    assert sum(work) >= heads * (N // 4) * (N // 4 + 1) / 2 - N // 4
+
+
+def test_the_row_block_that_is_not_full_has_the_fewest_tiles():
+    fa = FlashAttention3(*inputs(0, 16, 16), Br=6, Bc=2, consumers=3, causal=True, record=False)
+    assert [[fa.rows_of(w, i)[1:] for w in fa.consumers] for i in (0, 1)] == [
+        [(-2, 0), (0, 2), (2, 2)],
+        [(4, 2), (6, 2), (8, 2)],
+    ]
+    assert [fa.tiles(i) for i in range(3)] == [2, 5, 8]
+    assert fa.tiles(0) == min(fa.tiles(i) for i in range(fa.a.Tr))
+
+
 def test_each_role_does_its_own_and_says_so():
     recording = fv.flash_attention_3(*inputs(2, 8, 12), device="numpy").recording
     by_role: dict[str, set[str]] = {}

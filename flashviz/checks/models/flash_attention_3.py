@@ -9,11 +9,12 @@ from flashviz.slots import itemsize_of
 
 
 def model(params: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """Elements by tensor. Row blocks that see no key load the first tile all the same; rows behind the last key are not there."""
+    """Elements by tensor. Row blocks end with the last consumer's share of rows; one that sees no key loads the first tile all the same."""
     Nq, Nk, d, Br, Bc = (int(params[name]) for name in ("Nq", "Nk", "d", "Br", "Bc"))
+    share = Br // int(params["consumers"])
     heads = int(params.get("B", 1)) * int(params.get("Hq", 1))
     visited = 0
-    for row in range(Br, Nq + Br, Br):
+    for row in range(-(-Nq // share) * share, 0, -Br):
         seen = min(Nk, row + Nk - Nq) if params.get("causal") else Nk
         visited += min(max(1, -(-seen // Bc)) * Bc, Nk)
     kv = heads * visited * d
