@@ -111,3 +111,41 @@ def test_sliders_moved_and_the_cell_run_again_leave_nothing(monkeypatch: pytest.
     assert len(set(counts)) == 1, counts
     explorer.close()
     assert open_widgets() == before
+
+
+def test_a_picture_is_drawn_again() -> None:
+    def lanes(row: int) -> Any:
+        if row == 3:
+            raise ArithmeticError("no threes")
+        return fv.swizzle(row)
+
+    explorer = fv.explore(lanes, row=(0, 5, 7))
+    try:
+        assert explorer.player is None
+        first, (image,) = explorer.picture, explorer._place.children
+        assert first is not None
+        assert first.startswith(PNG)
+        assert 'alt="row = 5"' in image.value
+        explorer.set(row=2)
+        assert explorer.picture not in (None, first)
+        assert 'alt="row = 2"' in explorer._place.children[0].value
+        kept = explorer.picture
+        explorer.set(row=3)
+        assert "ArithmeticError: no threes" in explorer._note.value
+        assert explorer.picture == kept
+        bundle = explorer._repr_mimebundle_()
+        assert bundle["image/png"] == kept
+        assert bundle["text/plain"] == "Explorer(row=3)"
+        assert VIEW in bundle
+    finally:
+        explorer.close()
+
+
+def test_what_a_picture_says_of_itself_stands_above_it() -> None:
+    run = fv.ring(np.ones((12, 4)), consumers=2)
+    before = open_widgets()
+    explorer = fv.explore(lambda copy: fv.turns(run, copy=copy), copy=(0, 2, 4))
+    explorer.set(copy=1)
+    assert "Turns(7: producer waits 1" in explorer._note.value
+    explorer.close()
+    assert open_widgets() == before

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -154,7 +155,10 @@ class Program:
 
     @classmethod
     def source(cls) -> Source:
-        """The program's source text with the lines of each action."""
+        """The program's source text with the lines of each action; of a class made in a notebook, that of the class it is based on."""
+        in_file = (k for k in cls.__mro__ if getattr(sys.modules.get(k.__module__), "__file__", None))
+        if (home := next(in_file, cls)) is not cls and issubclass(home, Program):
+            return home.source()
         module = inspect.getmodule(cls)
         path = inspect.getsourcefile(cls) or ""
         text = inspect.getsource(module) if module is not None else inspect.getsource(cls)

@@ -14,7 +14,7 @@ from flashviz.warp import LANES, SHAPES, Fragment, fragment
 
 CELL, GAP, MARGIN, TOP = 0.29, 0.75, 0.45, 0.55
 """In inches: a cell, between the operands, at the sides, above each operand."""
-WARPGROUPS, SMALL, LINE = ("m64n8k16", "m64n16k16"), 0.19, 0.165
+WARPGROUPS, SMALL, LINE = ("m64n8k16", "m64n16k16"), 0.165, 0.165
 """The shapes of a warpgroup that are drawn; in inches: a cell of theirs, a line of text."""
 
 
@@ -27,7 +27,8 @@ def fragments(lane: int | None = 5, *, shape: str = "m16n8k16", names: Sequence[
     Args:
         lane: its elements are dark; None for no lane.
         shape: ``"m16n8k16"``, for 16-bit floats, or ``"m16n8k8"``, for TF32. With ``"m64n8k16"`` or ``"m64n16k16"``, the product of a
-            warpgroup's 128 threads, of which ``lane`` is one: its b is in shared memory and not drawn. Wider ones go on the same way.
+            warpgroup's 128 threads, of which ``lane`` is one: its b is in shared memory and not drawn, and two neighbours of a row, which
+            one thread holds, share a box. Wider ones go on the same way.
         names: what a, b and d are here; hues go by their first letters.
 
     Raises:
@@ -71,21 +72,31 @@ def fragments(lane: int | None = 5, *, shape: str = "m16n8k16", names: Sequence[
 def _warpgroup(lane: int | None, shape: str, names: Sequence[str]) -> Figure:
     """a and d of a warpgroup's product side by side, and what a thread holds above them."""
     a, d = fragment("a", shape), fragment("d", shape)
-    lines = [] if lane is None else [f"thread {lane} = 32 · {lane // 32} + 4 · {lane % 32 // 4} + {lane % 4} holds"]
-    for found, name in ((a, names[0]), (d, names[2])) if lane is not None else ():
-        lines += ["", *held(found, name, lane or 0)]
-    lines += ["", f"{names[1]} (b) is read from shared memory"]
-    head = TOP + LINE * len(lines)
-    width = 2 * MARGIN + 2 * GAP + SMALL * (a.shape[1] + d.shape[1])
-    height = MARGIN + SMALL * a.shape[0] + TOP + head
+    both = ((a, names[0]), (d, names[2]))
+    lists = [[] if lane is None else held(found, name, lane) for found, name in both]
+    said = [] if lane is None else [f"thread {lane} = 32 · {lane // 32} + 4 · {lane % 32 // 4} + {lane % 4} holds"]
+    said.append(f"{names[1]} (b) is read from shared memory")
+    below = LINE * (max(map(len, lists)) + 1) + TOP
+    head = LINE * len(said) + below
+    right = MARGIN + 1.5 * GAP + SMALL * a.shape[1]
+    width = right + GAP / 2 + MARGIN + SMALL * d.shape[1]
+    height = MARGIN + SMALL * a.shape[0] + 0.3 + head
     figure = Figure(figsize=(width, height), dpi=100, facecolor=GROUND)
-    for found, name, x in ((a, names[0], MARGIN), (d, names[2], MARGIN + 1.5 * GAP + SMALL * a.shape[1])):
+    for (found, name), lines, x in zip(both, lists, (MARGIN, right), strict=True):
         rows, columns = found.shape
         axes = figure.add_axes((x / width, MARGIN / height, SMALL * columns / width, SMALL * rows / height))
-        _draw(axes, found, hue_of(name[0]), lane, 6.0)
+        _draw(axes, found, hue_of(name[0]), lane, 7.0, across=2)
         axes.set_title(f"{name}   {rows} × {columns}, {found.registers} registers", fontsize=9.5, color=TEXT, pad=8)
-    figure.text(MARGIN / width, 1 - 0.3 / height, "\n".join(lines), ha="left", va="top", fontsize=9.5, color=TEXT)
+        _write(figure, x, height - 0.3 - LINE * (len(said) + 1), lines)
+    _write(figure, MARGIN, height - 0.3, said)
     return figure
+
+
+def _write(figure: Figure, x: float, y: float, lines: Sequence[str]) -> None:
+    """Lines of text from a place on, in inches from the left and from below."""
+    width, height = figure.get_size_inches()
+    if lines:
+        figure.text(x / width, y / height, "\n".join(lines), ha="left", va="top", fontsize=9.5, color=TEXT)
 
 
 def held(found: Fragment, name: str, lane: int) -> list[str]:
@@ -100,18 +111,20 @@ def held(found: Fragment, name: str, lane: int) -> list[str]:
     return [f"{found.name}[{register}] = {', '.join(elements)}" for register, elements in by_register.items()]
 
 
-def _draw(axes: Axes, found: Fragment, hue: Hue, lane: int | None, size: float = 8.5) -> None:
+def _draw(axes: Axes, found: Fragment, hue: Hue, lane: int | None, size: float = 8.5, across: int = 1) -> None:
+    """The operand's cells, ``across`` neighbours of one lane in a box."""
     rows, columns = found.shape
     light = hue.dark if hue.alternates else hue.light
     for r in range(rows):
-        for c in range(columns):
+        for c in range(0, columns, across):
             own = found.lane[r, c] == lane
             fill = hue.outline if own else light if found.lane[r, c] // 4 % 2 == 0 else GROUND
-            axes.add_patch(Rectangle((c, r), 1, 1, facecolor=fill, edgecolor=hue.outline, linewidth=0.4, clip_on=False))
+            box = Rectangle((c, r), across, 1, facecolor=fill, edgecolor=hue.outline, linewidth=0.4, clip_on=False)
+            axes.add_patch(box)
             ink = text_on(fill)
             text = f"{found.lane[r, c]}"
             axes.text(
-                c + 0.5,
+                c + across / 2,
                 r + 0.53,
                 text,
                 ha="center",

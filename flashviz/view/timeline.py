@@ -227,8 +227,9 @@ def _makes(recording: Recording, step: Step) -> str:
     """The tensor that an action is about: what it moves, else what it computes last, else what it changes at all."""
     events = recording.events[step.first : step.end]
     moved = [part for event in events if isinstance(event, Move) for part in event.parts]
-    if moved:
-        return recording.slot(moved[0].dst).tensor
+    if moved:  # what leaves by way of another tensor's slot is known where it arrives
+        targets = [recording.slot(part.dst) for part in moved]
+        return next((slot for slot in targets if slot.memory == "hbm"), targets[0]).tensor
     changes = [event for event in events if isinstance(event, Change) and event.role != "stale"]
     computed = [event for event in changes if event.role == "compute"] or changes
     return recording.slot(computed[-1].slot).tensor if computed else ""

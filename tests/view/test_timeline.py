@@ -94,6 +94,7 @@ def test_roles_are_lanes_of_their_multiprocessor() -> None:
     few = timeline(recording, multiprocessors=[3])
     assert [tick.get_text() for tick in few.axes[0].get_yticklabels()] == ["3 · producer", "consumer 1", "consumer 2"]
     assert {"give_back", "scores"} <= set(colours_of(recording))
+    assert colours_of(recording)["store_o"] == HUES["O"].dark  # by way of Qi, but to O
 
 
 def bars(figure: Figure) -> dict[str, np.ndarray]:

@@ -14,20 +14,20 @@ from flashviz.view.palette import HUES, hue_of
 from flashviz.warp import LAYOUTS, SHAPES, chunk_address
 
 
-def cells(axes: Any) -> dict[tuple[int, int], tuple[int, str]]:
-    """By row and column: the lane that is written in the cell, and its fill."""
+def cells(axes: Any, across: int = 1) -> dict[tuple[int, int], tuple[int, str]]:
+    """By row and column: the lane that is written in the cell, or in the box of so many cells, and its fill."""
     fills = {
         (round(p.get_y()), round(p.get_x())): to_hex(p.get_facecolor())
         for p in axes.patches
-        if isinstance(p, Rectangle) and p.get_fill() and (p.get_width(), p.get_height()) == (1, 1)
+        if isinstance(p, Rectangle) and p.get_fill() and (p.get_width(), p.get_height()) == (across, 1)
     }
     texts = {
-        (int(t.get_position()[1]), int(t.get_position()[0])): int(t.get_text())
+        (int(t.get_position()[1]), int(t.get_position()[0] - across / 2)): int(t.get_text())
         for t in axes.texts
         if t.get_text().isdigit()
     }
     assert set(texts) == set(fills)
-    return {at: (texts[at], fills[at]) for at in texts}
+    return {(r, c + n): (texts[r, c], fills[r, c]) for r, c in texts for n in range(across)}
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -57,14 +57,16 @@ def test_a_warpgroup_is_drawn_thread_by_thread(shape: str) -> None:
     figure = fv.fragments(101, shape=shape, names=("P", "V", "O"))
     for axes, operand in zip(figure.axes, "ad", strict=True):
         want = fv.fragment(operand, shape)
-        found = cells(axes)
+        found = cells(axes, 2)
         assert np.array_equal([[found[r, c][0] for c in range(want.shape[1])] for r in range(64)], want.lane)
         dark = {at for at, (_, fill) in found.items() if fill == hue_of("P" if operand == "a" else "O").outline}
         assert dark == {tuple(map(int, at)) for at in np.argwhere(want.lane == 101)}
-    (text,) = figure.texts
-    for line in ("thread 101 = 32 · 3 + 4 · 1 + 1 holds", "d[2] = O[57, 2]", "V (b) is read from shared memory"):
-        assert line in text.get_text()
-    assert "holds" not in fv.fragments(None, shape=shape).texts[0].get_text()
+    of_a, of_d, said = [text.get_text() for text in figure.texts]
+    assert said == "thread 101 = 32 · 3 + 4 · 1 + 1 holds\nV (b) is read from shared memory"
+    assert "a[2] = P[49, 10], P[49, 11]" in of_a
+    assert "d[2] = O[57, 2]" in of_d
+    (said,) = [text.get_text() for text in fv.fragments(None, shape=shape).texts]
+    assert said == "Kᵀ (b) is read from shared memory"
 
 
 def test_fragments_refuse() -> None:
