@@ -34,6 +34,8 @@ _WHERE = {
     "FlashAttention2Ahead": "programs.flash_attention_2_ahead",
     "flash_attention_3": "programs.flash_attention_3",
     "FlashAttention3": "programs.flash_attention_3",
+    "ring": "programs.ring",
+    "Ring": "programs.ring",
     "flash_attention_2_rope": "programs.flash_attention_2_rope",
     "FlashAttention2Rope": "programs.flash_attention_2_rope",
     "flash_decoding": "programs.flash_decoding",
@@ -63,6 +65,7 @@ _WHERE = {
     "scene": "view.scene",
     "storyboard": "view.storyboard",
     "timeline": "view.timeline",
+    "turns": "view.turns",
     "frame": "view.storyboard",
     "play": "player",
     "explore": "explorer",
@@ -121,6 +124,8 @@ if TYPE_CHECKING:
     from flashviz.programs.online_softmax import OnlineSoftmax as OnlineSoftmax
     from flashviz.programs.online_softmax import SoftmaxRun as SoftmaxRun
     from flashviz.programs.online_softmax import online_softmax as online_softmax
+    from flashviz.programs.ring import Ring as Ring
+    from flashviz.programs.ring import ring as ring
     from flashviz.programs.rope import Rope as Rope
     from flashviz.programs.rope import RopeRun as RopeRun
     from flashviz.programs.rope import rope as rope
@@ -149,6 +154,7 @@ if TYPE_CHECKING:
     from flashviz.view.timeline import timeline as timeline
     from flashviz.view.traffic import traffic_plot as traffic_plot
     from flashviz.view.tuning import autotune_plot as autotune_plot
+    from flashviz.view.turns import turns as turns
     from flashviz.warp import fragment as fragment
     from flashviz.warp import wavefronts as wavefronts
 
