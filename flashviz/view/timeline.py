@@ -128,7 +128,8 @@ def _draw(
     if len(visible) <= MOST_LABELS:
         _name(axes, figure, zip(drawn, at, strict=True), colours)
     handles = [Patch(facecolor=c, edgecolor=OUTLINE, label=a.replace("_", " ")) for a, c in colours.items()]
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 8), frameon=False, fontsize=9)
+    columns = len(handles) if len(handles) <= 8 else -(-len(handles) // 2)
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
     return figure, drawn, at
 
 
