@@ -48,46 +48,11 @@
 // @shape     B=2 Hq=4 Hkv=2 Nq=300 Nk=700
 // @shape     B=1 Hq=2 Hkv=1 Nq=700 Nk=300
 #include "include/numbers.cuh"
+#include "include/rows.cuh"
 #include "include/shared.cuh"
 #include "include/trace.cuh"
 #include "include/walk.cuh"
 #include "include/wgmma.cuh"
-
-// s becomes p = 2^(log2_scale (s - m)), l this thread's part of the running denominator. m is the maximum *as far as needed*: it is
-// raised only when some p would exceed 2^8; until then p fits in 16 bits, and neither l nor O need a correction. Returns whether O must
-// be multiplied by corr, the same answer in the whole warp.
-template <int N>
-__device__ __forceinline__ bool softmax(float (&s)[N], float (&m)[2], float (&l)[2], float (&corr)[2], float log2_scale) {
-    float top[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-        float even = s[2 * r], odd = s[2 * r + 1];              // two chains of maxima: half as long a wait
-#pragma unroll
-        for (int n = 4 + 2 * r; n < N; n += 4) even = fmaxf(even, s[n]), odd = fmaxf(odd, s[n + 1]);
-        top[r] = fmaxf(even, odd);
-    }
-    const bool raise = __any_sync(~0u, fmaxf(top[0] - m[0], top[1] - m[1]) * log2_scale > 8.f);   // -inf - -inf is NaN: not more
-    if (raise) {
-        for (int r = 0; r < 2; ++r) {
-            const float m_new = fmaxf(m[r], row_max(top[r]));
-            corr[r] = exp2_approx((m[r] - (m_new == -INFINITY ? 0.f : m_new)) * log2_scale);
-            l[r] *= corr[r];
-            m[r] = m_new;
-        }
-    }
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-        const float base = m[r] == -INFINITY ? 0.f : m[r] * log2_scale;  // no key seen so far: 2^(-inf - 0) = 0 where -inf - -inf is NaN
-        float even = 0.f, odd = 0.f;
-#pragma unroll
-        for (int n = 2 * r; n < N; n += 4) {
-            even += s[n] = exp2_approx(fmaf(s[n], log2_scale, -base));
-            odd += s[n + 1] = exp2_approx(fmaf(s[n + 1], log2_scale, -base));
-        }
-        l[r] += even + odd;
-    }
-    return raise;
-}
 
 template <typename T, int Br, int Bc, int D, bool Causal, int Stages>
 __global__ void __launch_bounds__(2 * Br + 128, 1)
@@ -149,6 +114,8 @@ flash_attention_3(const __grid_constant__ TensorMap Q, const __grid_constant__ T
             v_full[kv.slot].arrive_expecting(KBytes);
             tma_load(v_part(kv.slot), V, v_full[kv.slot], at.j * Bc, at.head / group);
         }
+        k_empty[kv.slot].wait(kv.parity ^ 1);
+        k_full[kv.slot].arrive();                              // behind the last tile: the consumers always wait for a next one
         return;
     }
 
@@ -157,14 +124,13 @@ flash_attention_3(const __grid_constant__ TensorMap Q, const __grid_constant__ T
     const int w = warpgroup - 1, t = threadIdx.x % 128, lane = t % 32;
     TRACE_ROLE(warpgroup, t == 0, 0, 0, blockIdx.x);
     const int row = 64 * w + t / 32 * 16 + lane / 4;           // of the row block; this thread has that one and row + 8
-    // Below, scores are those of a positive scale: with a negative one their signs are turned, and 0 is 10^-30, so that -inf stays -inf.
+    // Below, scores are those of a positive scale: for a negative one the signs of Q are turned, and 0 is 10^-30, so that -inf stays -inf.
     const bool turned = scale < 0.f;
     scale = fmaxf(fabsf(scale), 1e-30f);
     const float log2_scale = scale * 1.44269504f;
     float s[Bc / 2], o[D / 2], m[2], l[2], corr[2];
     unsigned p[Bc / 16][4];                                    // probabilities, as the left side of a product wants them
-    RingPlace here, q;                                         // K and V of the tile at hand; Q of its rows
-    int before = 0;                                            // the slot of V whose p is not used yet
+    RingPlace here, before, q;                                 // of the tile at hand, of the one whose p is not used yet, of the rows
     bool owed = false;                                         // the copy engine may still be reading O from the other part of Qi
 
     const auto my_turn = [&] { named_barrier_wait(1 + w, 256); };              // 256: the one who waits and the one who says so
@@ -175,16 +141,27 @@ flash_attention_3(const __grid_constant__ TensorMap Q, const __grid_constant__ T
 #pragma unroll
         for (int n = 0; n < D / 2; ++n) o[n] = 0.f;
     };
+    int whole, seen;                                           // so many tiles hide nothing from these 64 rows; so many are seen at all
+    const auto look = [&] {                                    // when `at` has moved
+        if (at.j > 0) return;
+        whole = at.keys_seen_before(at.row() + 64 * w + 1) / Bc;
+        seen = (at.keys_seen_before(at.row() + 64 * w + 64) + Bc - 1) / Bc;
+    };
     const auto softmax_here = [&] {                            // of the tile that `at` is at
-        if (turned) {
-#pragma unroll
-            for (int n = 0; n < Bc / 2; ++n) s[n] = -s[n];
-        }
-        if ((at.j + 1) * Bc > at.keys_seen_before(at.row() + 64 * w + 1)) {   // some key of the tile is hidden from the first row
+        if (at.j >= whole) {
             const int first = at.row() + row + 1;
             mask(s, at.j * Bc + lane % 4 * 2, at.keys_seen_before(first), at.keys_seen_before(first + 8));
         }
         return softmax(s, m, l, corr, log2_scale);
+    };
+    const auto wait_for_q = [&] {
+        q_full[q.slot * Consumers + w].wait(q.parity);
+        if (turned) {
+            for (int n = t; n < 64 * D / 2; n += 128)
+                store_shared(q_part(q.slot, w) + 4 * n, load_shared(q_part(q.slot, w) + 4 * n) ^ 0x80008000u);
+            fence_async_proxy();
+            named_barrier_wait(8 + w, 128);
+        }
     };
     const auto to_p = [&] {
 #pragma unroll
@@ -207,7 +184,7 @@ flash_attention_3(const __grid_constant__ TensorMap Q, const __grid_constant__ T
             store_shared(swizzled<64>(q_part(slot, w), row - 64 * w + n % 2 * 8, n / 2 * 8 + lane % 4 * 2), pack<T>(o[2 * n], o[2 * n + 1]));
         fence_async_proxy();                                   // the copy engine reads by the other way ...
         named_barrier_wait(8 + w, 128);                        // ... what all threads of this consumer stored
-        if (t == 0) tma_store(O, q_part(slot, w), first + 64 * w, head);   // rows outside of O it leaves out
+        if (t == 0 && first + 64 * w >= 0) tma_store(O, q_part(slot, w), first + 64 * w, head);   // rows past Nq are left out
     };
     const auto settle = [&] {                                  // a round later: the copy engine has read it, a new Q may come
         if (owed) {
@@ -222,10 +199,11 @@ flash_attention_3(const __grid_constant__ TensorMap Q, const __grid_constant__ T
 
     // The first scores, alone: there is no product of values yet to start them with.
     if (w == Consumers - 1) pass_turn();
+    look();
     forget();
     clear();
     TRACE(scores, at.number(), 0);
-    q_full[w].wait(0);
+    wait_for_q();
     k_full[0].wait(0);
     my_turn();
     wgmma_fence();
@@ -237,25 +215,30 @@ flash_attention_3(const __grid_constant__ TensorMap Q, const __grid_constant__ T
     TRACE(softmax, at.number(), 0);
     softmax_here();
     TRACE(probabilities, at.number(), 0);
-    v_full[0].wait(0);
     to_p();
+    RingPlace ahead = here;
+    ahead.next(Stages);
+    k_full[ahead.slot].wait(ahead.parity);
 
     auto last = at;                                            // the tile whose p is not used yet
     float inverse[2];
     for (;;) {
         last = at;
         at.next();
-        here.next(Stages);
-        while (Skips && at.j > 0 && at.j * Bc >= at.keys_seen_before(at.row() + 64 * (w + 1))) {   // none of these 64 rows sees any of it
+        look();
+        before = here;
+        here = ahead;
+        while (Skips && at.j > 0 && at.j >= seen) {            // none of these 64 rows sees any of it
             TRACE(skip, at.number(), at.j);
-            k_full[here.slot].wait(here.parity);
             v_full[here.slot].wait(here.parity);
             my_turn();
             pass_turn();
             done_with(k_empty[here.slot]);
             done_with(v_empty[here.slot]);
             at.next();
+            look();
             here.next(Stages);
+            k_full[here.slot].wait(here.parity);
         }
         if (!at.more) break;
         const bool fresh = at.j == 0;                          // other rows begin; p and o are still those of the last
@@ -263,15 +246,15 @@ flash_attention_3(const __grid_constant__ TensorMap Q, const __grid_constant__ T
         TRACE(scores, at.number(), at.j);
         if (fresh) {
             q.next(2);
-            q_full[q.slot * Consumers + w].wait(q.parity);
+            wait_for_q();
         }
-        k_full[here.slot].wait(here.parity);
         my_turn();
         wgmma_keep(o);
         wgmma_fence();
         wgmma_scores<T, Bc, D>(s, q_part(q.slot, w), k_part(here.slot));
+        v_full[before.slot].wait(before.parity);
         wgmma_fence();
-        wgmma_values<T, Bc, D>(o, p, v_part(before));
+        wgmma_values<T, Bc, D>(o, p, v_part(before.slot));
         pass_turn();
         wgmma_wait<1>();                                       // the scores are there, the product of values is still under way
         wgmma_keep(s);
@@ -286,12 +269,14 @@ flash_attention_3(const __grid_constant__ TensorMap Q, const __grid_constant__ T
         const bool raised = softmax_here();
         wgmma_keep(s);
         TRACE(accumulate, last.number(), last.j);
-        // V of this tile. Its parity asks whether l is negative, which it never is: else the assembler may move the softmax behind
-        // the next wait, whatever is volatile, and nothing overlaps.
-        v_full[here.slot].wait(here.parity ^ (l[0] + l[1] < 0.f));
+        // K of the next tile, so that it is there when the turn comes. Its parity asks whether l is negative, which it never is: else the
+        // assembler may move the softmax behind the next wait, whatever is volatile, and nothing overlaps.
+        ahead = here;
+        ahead.next(Stages);
+        k_full[ahead.slot].wait(ahead.parity ^ (l[0] + l[1] < 0.f));
         wgmma_wait<0>();
         wgmma_keep(o);
-        done_with(v_empty[before]);
+        done_with(v_empty[before.slot]);
         if (fresh) {
             TRACE(store_o, last.number());
             store(inverse, q.slot ^ 1, last.head, last.row());
@@ -304,12 +289,12 @@ flash_attention_3(const __grid_constant__ TensorMap Q, const __grid_constant__ T
             multiply(o, corr);
         }
         to_p();
-        before = here.slot;
     }
     TRACE(accumulate, last.number(), last.j);
+    v_full[before.slot].wait(before.parity);
     wgmma_keep(o);
     wgmma_fence();
-    wgmma_values<T, Bc, D>(o, p, v_part(before));
+    wgmma_values<T, Bc, D>(o, p, v_part(before.slot));
     wgmma_wait<0>();
     wgmma_keep(o);
     TRACE(store_l, last.number());

@@ -175,6 +175,10 @@ class Flash3Block(Program):
         slot = self.Qi[w, buffer]
         return slot, phase, f"{slot.name} full, phase {phase}", f"{slot.name} empty, phase {phase}"
 
+    def last(self, w: int, end: int | None = None) -> tuple[int, int] | None:
+        """The last tile that consumer w does not skip, of the whole walk or of its first ``end`` tiles."""
+        return next((at for at in reversed(self.walk[:end]) if not self.hidden(w, *at)), None)
+
     def turn(self, w: int, i: int, j: int) -> str:
         """The consumers take turns at starting products, tile by tile."""
         return f"turn {self.number[i, j]} of consumer {w}"
@@ -190,13 +194,18 @@ class Flash3Block(Program):
             return [f"{slot_q.name} empty, phase {phase - 1}"] if phase else []
         if action == "give_back":
             return [f"O of i = {left}, consumer {j}" for left in self.leaving[j]]
-        if action == "probabilities":
-            return [self.ring(i, j, "Vj")[2]]
+        if action == "accumulate":  # started with the next tile's scores; the last one by itself
+            return [self.ring(i, j, "Vj")[2]] if (i, j) == self.last(w) else []
         if action not in ("scores", "skip"):
             return []
         asked = [self.part(w, i)[2]] if action == "scores" and j == 0 else []
-        asked += [self.ring(i, j, "Kj")[2], *([self.ring(i, j, "Vj")[2]] if action == "skip" else [])]
-        return asked if (w, self.number[i, j]) == (1, 0) else [*asked, self.turn(w, i, j)]
+        asked.append(self.ring(i, j, "Kj")[2])
+        if action == "skip":
+            asked.append(self.ring(i, j, "Vj")[2])
+        if (w, self.number[i, j]) != (1, 0):
+            asked.append(self.turn(w, i, j))
+        before = self.last(w, self.number[i, j])
+        return [*asked, self.ring(*before, "Vj")[2]] if action == "scores" and before else asked
 
     def missing(self, action: str, *tiles: int) -> list[str]:
         """What an action waits for that has not come yet: an empty slot of the ring needs every consumer's word."""

@@ -14,40 +14,43 @@
 template <int Br, int Bc, bool Causal>
 struct Walk {
     int Nq, Nk, heads;
+    unsigned inverse;       // 2^32 / row blocks: to divide by them anew for each takes as long as a third of a tile
     int turn = 0;           // row blocks taken so far
     int head = 0, i = 0;    // 0 .. heads-1; 0 .. ceil(Nq / Br)-1
     int j = 0, tiles = 0;   // 0 .. tiles-1
     bool more = true;       // false behind the last
 
-    __device__ Walk(int Nq, int Nk, int heads) : Nq(Nq), Nk(Nk), heads(heads) { next_rows(); }
+    __device__ Walk(int Nq, int Nk, int heads) : Nq(Nq), Nk(Nk), heads(heads), inverse(~0u / row_blocks()) { next_rows(); }
 
     __device__ void next() {
         if (++j == tiles) next_rows();
     }
 
     __device__ int row_blocks() const { return (Nq + Br - 1) / Br; }
-    // The row block's number among those of all heads.
+    // The row block's number among those of all heads, and its first row, negative where the first block is not full.
     __device__ int number() const { return head * row_blocks() + i; }
-    // Its first row; negative where the first block is not full.
     __device__ int row() const { return (Nq + 63) / 64 * 64 - (row_blocks() - i) * Br; }
 
     // How many keys the rows before `row` see: queries and keys end together, bottom-right. Negative far before the first that sees one.
     __device__ int keys_seen_before(int row) const { return Causal ? min(Nk, row + Nk - Nq) : Nk; }
 
     __device__ void next_rows() {
-        const int count = row_blocks(), odd = count % 2, pairs = count / 2;  // of a head, beside the middle one
+        const int count = row_blocks(), odd = count % 2, half = count / 2;
+        bool second;
         do {
-            const int n = blockIdx.x + (Causal ? turn / 2 : turn) * gridDim.x, second = turn % 2;
-            head = n / count;
-            i = n % count;
-            if (Causal) {                                                   // n counts pairs, `count` of them in two heads
-                const bool middle = odd && i == 0;
-                const int pair = i - odd;
-                head = 2 * head + (middle ? second : pair / max(1, pairs));
-                i = middle ? pairs : second ? pair % max(1, pairs) : count - 1 - pair % max(1, pairs);
+            second = Causal && turn % 2;
+            const int n = blockIdx.x + (Causal ? turn / 2 : turn) * gridDim.x;
+            head = (unsigned long long)n * inverse >> 32;           // n / count, or one less
+            head += n >= (head + 1) * count;
+            i = n - head * count;
+            if (Causal) {                                           // of two heads, the pair in the middle, if any; of one head; of the other
+                const bool middle = i < odd, other = i >= odd + half;
+                const int pair = i - odd - (other ? half : 0);
+                head = 2 * head + (middle ? second : other);
+                i = middle ? half : second ? pair : count - 1 - pair;
             }
             ++turn;
-        } while (Causal && turn % 2 == 0 && head == heads);                 // the middle one of the last of an odd number of heads is alone
+        } while (second && head == heads);                          // the middle one of the last of an odd number of heads is alone
         more = head < heads;
         // At least one tile, all masked if need be: rows that see no key are written like any others.
         tiles = max(1, (keys_seen_before(row() + Br) + Bc - 1) / Bc);

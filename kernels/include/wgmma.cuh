@@ -64,28 +64,6 @@ __device__ __forceinline__ void wgmma_values(float (&o)[D / 2], const unsigned (
     wgmma_commit();
 }
 
-// The two rows that a thread has of an accumulator, called 0 and 1 (8 further down): of its registers 4 g + 2 r + e is row r, column
-// 8 g + 2 (lane % 4) + e. `column` is that of register 0. Row 0 sees the keys before keys_0, row 1 those before keys_1.
-template <int N>
-__device__ __forceinline__ void mask(float (&s)[N], int column, int keys_0, int keys_1) {
-#pragma unroll
-    for (int n = 0; n < N; ++n)
-        if (column + n / 4 * 8 + n % 2 >= (n / 2 % 2 ? keys_1 : keys_0)) s[n] = -INFINITY;
-}
-template <int N>
-__device__ __forceinline__ void multiply(float (&o)[N], const float (&by)[2]) {
-#pragma unroll
-    for (int n = 0; n < N; ++n) o[n] *= by[n / 2 % 2];
-}
-__device__ __forceinline__ float row_max(float x) {             // over the four lanes that share a row
-    x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
-    return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
-}
-__device__ __forceinline__ float row_sum(float x) {
-    x += __shfl_xor_sync(~0u, x, 1);
-    return x + __shfl_xor_sync(~0u, x, 2);
-}
-
 // ---- and how it is said in PTX -------------------------------------------------------------------------------------------------------
 #ifndef HOPPER_EMULATED
 

@@ -37,11 +37,26 @@ __global__ void walked(int* seen, int* load, int Nq, int Nk, int heads, int row_
 }
 """
 
+ONE_TURN = """// @kernel one_turn
+// @block  32
+// @inout  found
+#include "include/walk.cuh"
+template <int Br, int Bc>
+__global__ void one_turn(int* found, int Nq, int turn) {
+    if (threadIdx.x) return;
+    Walk<Br, Bc, false> at(Nq, 1, 40000);
+    at.turn = turn;
+    at.next_rows();
+    found[2 * blockIdx.x] = at.head;
+    found[2 * blockIdx.x + 1] = at.i;
+}
+"""
+
 
 @pytest.mark.skipif(not cpu.status().usable, reason="no C++ compiler is here: pip install ziglang")
 @settings(max_examples=60, deadline=None)
 @given(
-    st.integers(1, 70), st.integers(1, 70), st.integers(1, 5), st.integers(1, 9), st.sampled_from([(8, 4), (4, 8), (12, 8)]), st.booleans()
+    st.integers(1, 900), st.integers(1, 900), st.integers(1, 5), st.integers(1, 9), st.sampled_from([(128, 64), (192, 128)]), st.booleans()
 )  # fmt: skip
 def test_every_tile_is_walked_once(
     tmp_path_factory: pytest.TempPathFactory,
@@ -60,13 +75,27 @@ def test_every_tile_is_walked_once(
     seen, load = np.zeros((heads, rows, most), np.int32), np.zeros(blocks, np.int32)
     kernel = cuda.Kernel(path, {"Br": Br, "Bc": Bc, "Causal": causal}, grid=(blocks,))
     cuda.launch(kernel, (seen, load, Nq, Nk, heads, rows, most), device="cpu")
-    keys = np.clip((np.arange(rows) + 1) * Br + Nk - Nq, 0, Nk) if causal else np.full(rows, Nk)
+    ends = -(-Nq // 64) * 64 - np.arange(rows)[::-1] * Br  # the last row block ends with the last 64 rows
+    keys = np.clip(ends + Nk - Nq, 0, Nk) if causal else np.full(rows, Nk)
     tiles = np.maximum(1, -(-keys // Bc))
     assert (seen == (np.arange(most) < tiles[:, None])).all()
     if causal:  # a long and a short one together: no block has more than its share of pairs, the heaviest ones at worst
-        pairs = [tiles[n] + (tiles[rows - 1 - n] if n != rows - 1 - n else 0) for n in range((rows + 1) // 2)]
-        assert load.max() <= -(-len(pairs) * heads // blocks) * max(pairs)
-        assert load.sum() == heads * tiles.sum()
+        heaviest = (tiles + tiles[::-1]).max()
+        assert load.max() <= -(-rows * heads // (2 * blocks)) * heaviest
+    assert load.sum() == heads * tiles.sum()
+
+
+@pytest.mark.skipif(not cpu.status().usable, reason="no C++ compiler is here: pip install ziglang")
+@pytest.mark.parametrize("rows", [1, 3, 7, 1000, 65_535])
+def test_row_blocks_are_counted_off_without_dividing(tmp_path: Path, rows: int) -> None:
+    """The quotient by way of 2^32 / rows is right for the last of many, too: each block writes the head and row block of its only turn."""
+    path = tmp_path / "one_turn.cu"
+    path.write_text(ONE_TURN)
+    turn = rows * 30_000 // 80  # to a head number that needs 15 bits
+    found = np.zeros((80, 2), np.int32)
+    kernel = cuda.Kernel(path, {"Br": 64, "Bc": 64}, grid=(80,))
+    cuda.launch(kernel, (found, 64 * rows, turn), device="cpu")
+    assert (found == np.stack(np.divmod(80 * turn + np.arange(80), rows), 1)).all()
 
 
 # -- what the compiler makes of them -----------------------------------------------------------------------------------
@@ -97,7 +126,7 @@ def test_products_run_beside_the_softmax(nvrtc: Nvrtc) -> None:
     """The assembler makes products wait for each other, and says so, where it cannot tell who uses which registers."""
     source = cuda.find("flash_attention_3")
     assert "serialized" not in log_of(nvrtc, source, source.assembled)
-    started = "        wgmma_fence();\n        wgmma_values<T, Bc, D>(o, p, v_part(before));\n        pass_turn();"
+    started = "        wgmma_fence();\n        wgmma_values<T, Bc, D>(o, p, v_part(before.slot));\n        pass_turn();"
     assert source.assembled.count(started) == 1
     branched = source.assembled.replace(started, f"        if (lane != Nk) {{\n{started}\n        }}")
     assert "serialized" in log_of(nvrtc, source, branched)  # so the test can fail
@@ -124,11 +153,11 @@ def test_the_exponentials_stay_between_the_two_waits(nvrtc: Nvrtc, values: dict[
 
 
 def test_without_the_question_they_do_not(nvrtc: Nvrtc) -> None:
-    """What the sign of l in the wait for V is there for; so the test above can fail."""
+    """What the sign of l in the wait for K is there for; so the test above can fail."""
     source = cuda.find("flash_attention_3")
-    asked = "here.parity ^ (l[0] + l[1] < 0.f)"
+    asked = "ahead.parity ^ (l[0] + l[1] < 0.f)"
     assert source.assembled.count(asked) == 1
-    unasked = source.assembled.replace(asked, "here.parity")
+    unasked = source.assembled.replace(asked, "ahead.parity")
     found = nvrtc.compile(unasked, ["flash_attention_3<half, 192, 128, 64, 0, 3>"], "90a")
     assert not LOOP.search(order(found.cubin))
 
@@ -156,7 +185,12 @@ def plan(Nq: int, Nk: int, D: int = 64, Hq: int = 4, Hkv: int = 2, **more: Any) 
 def test_a_launch_has_at_most_a_block_a_multiprocessor() -> None:
     assert plan(200, 300).grid == (12, 1, 1)  # two row blocks a head are one pair
     assert plan(200, 300, Causal=0).grid == (24, 1, 1)
-    assert plan(4000, 300).grid == (132, 1, 1)
+    assert plan(4000, 300).grid == (
+        126,
+        1,
+        1,
+    )  # an odd number of row blocks a head: the middle ones of two heads are a pair
+    assert plan(9000, 300).grid == (132, 1, 1)
     assert (plan(200, 300).block, plan(200, 300, D=128).block) == ((512, 1, 1), (384, 1, 1))
     assert plan(200, 300).arguments["heads"] == 12
     assert plan(200, 300).arguments["scale"] == np.float32(0.125)

@@ -83,6 +83,7 @@ struct Copy {
     Map map;
     int row, head, thread;
     const Barrier* full;
+    bool slow;                                                     // done when nothing else goes on: others overtake it
 };
 static std::vector<Copy> copies;                                   // not done yet
 
@@ -216,7 +217,10 @@ static void run_block(int threads) {
             ++left;
             swapcontext(&scheduler, &fibers[current].context);
         }
-        if (!copies.empty() && fault.empty() && chance() % 2) perform(chance() % copies.size());
+        if (!copies.empty() && fault.empty() && chance() % 2) {
+            const size_t which = chance() % copies.size();
+            if (!copies[which].slow || !progress) perform(which);
+        }
         idle = progress || !copies.empty() ? 0 : idle + 1;
         if (idle < 4 || !left || !fault.empty()) continue;
         fault = "nothing goes on in block " + std::to_string(block.x) + ":";
@@ -286,10 +290,11 @@ void tma_load(SharedAddress to, const TensorMap& from, const Barrier& full, int 
     const emulation::Map map = emulation::map_of(from);
     if (map.swizzle && to % 1024) emulation::stop("a swizzled tile that does not start at a multiple of 1024");
     memset(emulation::shared + to, 0xff, 2 * map.box[0] * map.box[1] * map.box[2]);
-    emulation::copies.push_back({true, to, map, row, head, emulation::current, &full});
+    emulation::copies.push_back({true, to, map, row, head, emulation::current, &full, emulation::chance() % 4 == 0});
 }
 void tma_store(const TensorMap& to, SharedAddress from, int row, int head) {
-    emulation::copies.push_back({false, from, emulation::map_of(to), row, head, emulation::current, nullptr});
+    if (row < 0) emulation::stop("a tile that is stored may end outside of the array, and may not begin before it");
+    emulation::copies.push_back({false, from, emulation::map_of(to), row, head, emulation::current, nullptr, emulation::chance() % 4 == 0});
 }
 void tma_store_wait() {
     for (size_t n = emulation::copies.size(); n-- > 0;)

@@ -142,19 +142,33 @@ def test_attention_at_random_sizes(attend: Machine, seed: int) -> None:
 
 
 FAULTS = {
-    "scores before K is there": ("        k_full[here.slot].wait(here.parity);\n        my_turn", "        my_turn"),
+    "scores before K is there": ("k_full[ahead.slot].wait(ahead.parity ^ (l[0] + l[1] < 0.f));", ""),
+    "the first two scores before K is there": ("k_full[ahead.slot].wait(ahead.parity);", ""),
+    "values before V is there": (
+        "        v_full[before.slot].wait(before.parity);\n        wgmma_fence",
+        "        wgmma_fence",
+    ),
+    "the last values before V is there": (
+        "    v_full[before.slot].wait(before.parity);\n    wgmma_keep",
+        "    wgmma_keep",
+    ),
+    "nobody says that there is no next tile": ("k_full[kv.slot].arrive();", ""),
     "scores before Q is there": ("q_full[q.slot * Consumers + w].wait(q.parity);", ""),
-    "K loaded over one that is read": ("k_empty[kv.slot].wait(kv.parity ^ 1);", ""),
+    "K loaded over one that is read": (
+        "k_empty[kv.slot].wait(kv.parity ^ 1);\n            k_full",
+        "k_full",
+    ),
     "V loaded over one that is read": ("v_empty[kv.slot].wait(kv.parity ^ 1);", ""),
     "Q loaded over O that is not stored yet": (
         "            tma_store_wait();\n            q_empty",
         "            q_empty",
     ),
     "a Q buffer that is never given back": ("owed = true;", ""),
-    "O stored before all threads have written it": ("named_barrier_wait(8 + w, 128);", ""),
+    "O stored before all threads have written it": ("named_barrier_wait(8 + w, 128);                        //", "//"),
+    "O stored where there are no rows": (" && first + 64 * w >= 0", ""),
     "V given back before the product has read it": (
-        "        wgmma_wait<0>();\n        wgmma_keep(o);\n        done_with(v_empty[before]);",
-        "        done_with(v_empty[before]);\n        wgmma_wait<0>();\n        wgmma_keep(o);",
+        "        wgmma_wait<0>();\n        wgmma_keep(o);\n        done_with(v_empty[before.slot]);",
+        "        done_with(v_empty[before.slot]);\n        wgmma_wait<0>();\n        wgmma_keep(o);",
     ),
     "scores read while they are computed": ("wgmma_wait<1>();", "wgmma_wait<2>();"),
     "a slot too few in the ring for tiles that are skipped": ("(Br - 64 + Bc - 1) / Bc + 2 <= Stages", "true"),

@@ -246,7 +246,8 @@ def test_a_producer_that_does_not_wait_for_room_is_found(name):
     fa.role, fa.words = "producer", (name, "empty")
     with np.errstate(all="ignore"):
         run = performed(fa)
-    assert (run.recording.findings[0].kind, run.recording.findings[0].slot) == ("read-arriving", f"{name}[0]")
+    assert run.recording.findings[0].kind == "read-arriving"
+    assert run.recording.findings[0].slot in (f"{name}[0]", f"{name}[1]")
     assert np.isnan(run.O).any()
 
 
