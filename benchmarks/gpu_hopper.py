@@ -38,9 +38,10 @@ from flashviz import cuda  # noqa: E402
 from flashviz.cuda import launching  # noqa: E402
 from flashviz.cuda.gpu import launcher  # noqa: E402
 from flashviz.cuda.launching import Plan  # noqa: E402
+from flashviz.ladder import rung  # noqa: E402
 
 TYPES = ("half", "bfloat16")
-MEASURED = {64: {"Br": 192, "Bc": 128, "Stages": 3}, 128: {"Br": 128, "Bc": 128, "Stages": 2}}
+MEASURED = {d: dict(values) for d, values in rung(6).measured.items()}
 BOUND_O = {"half": 2.0**-10, "bfloat16": 2.0**-7}  # of max(1, max |V|): P and O are rounded to 2^-11 or 2^-8, once each
 BOUND_L = 2.0**-17  # of max(1, |L|): sums in float, and 2^x and log to 2^-22
 TOKENS, WIDTH = 16384, 2048  # B * N and H * D of every timed size

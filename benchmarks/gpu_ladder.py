@@ -3,7 +3,7 @@
 `flash_attention_2_mma.cu`, `flash_attention_2_async.cu` and `flash_attention_2_tuned.cu`, with the parts of `benchmarks/gpu.py`:
 
 1. checks      O and L against float64 over many shapes, both types and all instantiations, poisoned with NaN, NaN around K and V
-2. times       the three rungs, PyTorch's flash and cuDNN backends at sixteen sizes, in turns, with rests between
+2. times       the three rungs, PyTorch's flash and cuDNN backends at sixteen sizes, in turns, with rests between; then in bfloat16
 3. profile     what the units did, by ncu's counters, bank conflicts among them
 4. sanitizer   compute-sanitizer's four tools on each rung, and on copies with every barrier and wait deleted in turn and other faults
 
@@ -60,30 +60,37 @@ FAULTS = {  # of each file, title: tool, what is replaced, by what
 }
 
 
-def measured(file: str, D: int, N: int = 0) -> dict[str, Any]:
+def measured(file: str, D: int, N: int = 0, T: str = "half") -> dict[str, Any]:
     """The template values that are timed; Aligned where N is a multiple of both tiles."""
     rung = next(rung for rung in PREFILL if rung.kernel.split("/")[-1] == cuda.find(file).header.kernel)
     values = rung.measured[D]
-    return {"T": "half", **values, "D": D, "Aligned": int(N % values["Br"] == N % values["Bc"] == 0)}
+    return {"T": T, **values, "D": D, "Aligned": int(N % values["Br"] == N % values["Bc"] == 0)}
 
 
-def contenders(torch: Any, d: int, N: int, causal: bool, files: Any) -> dict[str, Any]:
+def contenders(torch: Any, d: int, N: int, causal: bool, files: Any, T: str) -> dict[str, Any]:
     """What is timed, by name, as functions that launch three times and return milliseconds."""
     import cupy
 
-    B, H = TOKENS // N, WIDTH // d
-    Q, K, V = (cupy.random.standard_normal((B, H, N, d), dtype=np.float32).astype(np.float16) for _ in range(3))
+    def made() -> Any:
+        x = cupy.random.standard_normal((TOKENS // N, WIDTH // d, N, d), dtype=np.float32)
+        return x.astype(np.float16) if T == "half" else (x.view(np.uint32) >> 16).astype(np.uint16)
+
+    Q, K, V = (made() for _ in range(3))
+    B, H = Q.shape[:2]
     outputs = cupy.empty_like(Q), cupy.empty((B, H, N), np.float32)
 
     def ours(file: str, values: Any) -> Any:
         return lambda: run(file, values, Q, K, V, causal, d**-0.5, outputs, repeat=3).times.milliseconds
 
-    found = {name: ours(file, values) for name, (file, values) in files(d, N).items()}
+    found = {name: ours(file, values) for name, (file, values) in files(d, N, T).items()}
     if torch is None:
         return found
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    q, k, v = (torch.from_dlpack(x) for x in (Q, K, V))
+    half = T == "half"
+    q, k, v = (
+        torch.from_dlpack(x) if half else torch.from_dlpack(x.view(np.int16)).view(torch.bfloat16) for x in (Q, K, V)
+    )
 
     def theirs(backend: Any) -> Any:
         def attend() -> list[float]:
@@ -97,13 +104,13 @@ def contenders(torch: Any, d: int, N: int, causal: bool, files: Any) -> dict[str
     return {**found, **{f"PyTorch {name}": theirs(backend) for name, backend in backends.items()}}
 
 
-def in_turns(say: Any, sizes: Any, files: Any, torch: Any, rounds: int = 3, rest: float = 0.05) -> list[dict[str, Any]]:
+def in_turns(say: Any, T: str, files: Any, torch: Any, rounds: int = 3, rest: float = 0.05) -> list[dict[str, Any]]:
     """Medians of all contenders at all sizes, who take turns with rests between."""
     import cupy
 
     rows: list[dict[str, Any]] = []
-    for d, N, causal in sizes:
-        named = contenders(torch, d, N, causal, files)
+    for d, N, causal in SIZES:
+        named = contenders(torch, d, N, causal, files, T)
         times: dict[str, list[float]] = {name: [] for name in named}
         for _, (name, launch) in itertools.product(range(rounds), named.items()):
             times[name] += list(launch())
@@ -111,10 +118,11 @@ def in_turns(say: Any, sizes: Any, files: Any, torch: Any, rounds: int = 3, rest
         work = 4 * TOKENS // N * WIDTH * (N * (N + 1) / 2 if causal else N * N)
         for name, found in times.items():
             median = float(np.median(found))
-            row = {"d": d, "N": N, "causal": causal, "what": name, "ms": median, "TFLOP/s": work / median / 1e9}
+            row = {"T": T, "d": d, "N": N, "causal": causal, "what": name, "ms": median, "TFLOP/s": work / median / 1e9}
             rows.append({**row, "ms min, max": (min(found), max(found)), "runs": len(found)})
         say(
-            f"d={d} N={N} causal={causal}: " + ", ".join(f"{r['what']} {r['TFLOP/s']:.0f}" for r in rows[-len(times) :])
+            f"{T} d={d} N={N} causal={causal}: "
+            + ", ".join(f"{r['what']} {r['TFLOP/s']:.0f}" for r in rows[-len(times) :])
         )
         if torch is not None:
             torch.cuda.empty_cache()
@@ -128,10 +136,11 @@ def part_times(say: Any) -> dict[str, Any]:
     except ImportError:
         torch = None
 
-    def files(d: int, N: int) -> dict[str, tuple[str, Any]]:
-        return {file: (file, measured(file, d, N)) for file in RUNGS}
+    def files(d: int, N: int, T: str) -> dict[str, tuple[str, Any]]:
+        return {file: (file, measured(file, d, N, T)) for file in RUNGS}
 
-    return {"rows": in_turns(say, SIZES, files, torch), "copy TB/s": gpu.copy_bandwidth(say)}
+    rows = [row for T in ("half", "bfloat16") for row in in_turns(say, T, files, torch)]
+    return {"rows": rows, "copy TB/s": gpu.copy_bandwidth(say)}
 
 
 def profiled() -> list[tuple[str, str, dict[str, Any]]]:
@@ -216,12 +225,18 @@ def part_sanitizer(say: Any) -> dict[str, Any]:
 
 
 def times_table(times: dict[str, Any]) -> list[str]:
-    """TFLOP/s, a row for each contender, a column for each size; then rung 5 over both backends of PyTorch."""
-    by = {(r["what"], r["d"], r["N"], r["causal"]): r["TFLOP/s"] for r in times["rows"]}
+    """TFLOP/s, a row for each contender, a column for each size; then rung 5 over both backends of PyTorch; for each type."""
+    kinds = dict.fromkeys(row["T"] for row in times["rows"])
+    tables = [line for T in kinds for line in ["", f"{T}:", *table([row for row in times["rows"] if row["T"] == T])]]
+    return ["", f"Device copy {times['copy TB/s']:.2f} TB/s.", *tables]
+
+
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    by = {(r["what"], r["d"], r["N"], r["causal"]): r["TFLOP/s"] for r in rows}
     titles = [f"{d}, {N}{', causal' if causal else ''}" for d, N, causal in SIZES]
-    lines = ["", f"Device copy {times['copy TB/s']:.2f} TB/s.", "", f"| TFLOP/s at d, N | {' | '.join(titles)} |"]
+    lines = ["", f"| TFLOP/s at d, N | {' | '.join(titles)} |"]
     lines.append("| --- |" + " --- |" * len(titles))
-    names = list(dict.fromkeys(r["what"] for r in times["rows"]))
+    names = list(dict.fromkeys(r["what"] for r in rows))
     lines += [f"| {name} | " + " | ".join(f"{by[(name, *size)]:.0f}" for size in SIZES) + " |" for name in names]
     for peer in (name for name in names if name.startswith("PyTorch")):
         ratios = (by[(RUNGS[-1], *size)] / by[(peer, *size)] for size in SIZES)

@@ -149,8 +149,8 @@ flash_attention_3(const __grid_constant__ TensorMap Q, const __grid_constant__ T
     };
     const auto softmax_here = [&] {                            // of the tile that `at` is at
         if (at.j >= whole) {
-            const int first = at.row() + row + 1;
-            mask(s, at.j * Bc + lane % 4 * 2, at.keys_seen_before(first), at.keys_seen_before(first + 8));
+            const int next = at.row() + row + 1;
+            mask(s, at.j * Bc + lane % 4 * 2, at.keys_seen_before(next), at.keys_seen_before(next + 8));
         }
         return softmax(s, m, l, corr, log2_scale);
     };
@@ -187,14 +187,12 @@ flash_attention_3(const __grid_constant__ TensorMap Q, const __grid_constant__ T
         if (t == 0 && first + 64 * w >= 0) tma_store(O, q_part(slot, w), first + 64 * w, head);   // rows past Nq are left out
     };
     const auto settle = [&] {                                  // a round later: the copy engine has read it, a new Q may come
-        if (owed) {
-            TRACE(give_back, warpgroup);
-        }
-        if (owed && t == 0) {
-            tma_store_wait();
-            q_empty[(q.slot ^ 1) * Consumers + w].arrive();
-        }
+        if (!owed) return;
+        TRACE(give_back, warpgroup);
         owed = false;
+        if (t != 0) return;
+        tma_store_wait();
+        q_empty[(q.slot ^ 1) * Consumers + w].arrive();
     };
 
     // The first scores, alone: there is no product of values yet to start them with.
@@ -216,8 +214,7 @@ flash_attention_3(const __grid_constant__ TensorMap Q, const __grid_constant__ T
     softmax_here();
     TRACE(probabilities, at.number(), 0);
     to_p();
-    RingPlace ahead = here;
-    ahead.next(Stages);
+    RingPlace ahead = here.after(Stages);
     k_full[ahead.slot].wait(ahead.parity);
 
     auto last = at;                                            // the tile whose p is not used yet
@@ -242,12 +239,9 @@ flash_attention_3(const __grid_constant__ TensorMap Q, const __grid_constant__ T
         }
         if (!at.more) break;
         const bool fresh = at.j == 0;                          // other rows begin; p and o are still those of the last
-        if (fresh) settle();
+        if (fresh) settle(), q.next(2);
         TRACE(scores, at.number(), at.j);
-        if (fresh) {
-            q.next(2);
-            wait_for_q();
-        }
+        if (fresh) wait_for_q();
         my_turn();
         wgmma_keep(o);
         wgmma_fence();
@@ -271,8 +265,7 @@ flash_attention_3(const __grid_constant__ TensorMap Q, const __grid_constant__ T
         TRACE(accumulate, last.number(), last.j);
         // K of the next tile, so that it is there when the turn comes. Its parity asks whether l is negative, which it never is: else the
         // assembler may move the softmax behind the next wait, whatever is volatile, and nothing overlaps.
-        ahead = here;
-        ahead.next(Stages);
+        ahead = here.after(Stages);
         k_full[ahead.slot].wait(ahead.parity ^ (l[0] + l[1] < 0.f));
         wgmma_wait<0>();
         wgmma_keep(o);

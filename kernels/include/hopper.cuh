@@ -41,6 +41,11 @@ struct RingPlace {
             parity ^= 1;
         }
     }
+    __device__ RingPlace after(int slots) const {
+        RingPlace one = *this;
+        one.next(slots);
+        return one;
+    }
 };
 
 // Sixteen barriers a block need no memory: threads of whole warps wait for each other by number; 0 is that of __syncthreads. `threads`

@@ -160,8 +160,8 @@ FAULTS = {
     ),
     "V loaded over one that is read": ("v_empty[kv.slot].wait(kv.parity ^ 1);", ""),
     "Q loaded over O that is not stored yet": (
-        "            tma_store_wait();\n            q_empty",
-        "            q_empty",
+        "        tma_store_wait();\n        q_empty",
+        "        q_empty",
     ),
     "a Q buffer that is never given back": ("owed = true;", ""),
     "O stored before all threads have written it": ("named_barrier_wait(8 + w, 128);                        //", "//"),
