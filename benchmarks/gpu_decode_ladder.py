@@ -202,7 +202,7 @@ def one_size(
     for one in DECODE[1:]:
         template = {"T": "half", "D": d, **one.measured[d]}
         heads = B * H * (group if one.kernel == VECTORS else 1)
-        splits = cuda.choose_splits(heads, n, multiprocessors, template["Bc"])
+        splits = cuda.choose_splits(heads, n, multiprocessors, template["Bc"], each=one.each(d, template["Bc"]))
         contenders[one.label], outputs[one.label] = launches(cupy, one.kernel, template, q, sets, splits)
         row[f"{one.label} splits"] = splits
     if group == 1 and B == 1 and n in (16384, 131072):
@@ -309,7 +309,9 @@ def counter_run() -> None:
                 for _ in range(2)
             )
             template = {"T": "half", "D": d, **one.measured[d]}
-            splits = cuda.choose_splits(2048 // d, 65536, 132, template["Bc"])
+            splits = cuda.choose_splits(
+                2048 // d, 65536, 132, int(template["Bc"]), each=one.each(d, int(template["Bc"]))
+            )
             launches(cupy, one.kernel, template, q, [(K, V)], splits)[0]()
     cupy.cuda.Device().synchronize()
 

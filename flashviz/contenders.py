@@ -85,13 +85,13 @@ def inputs(case: Case, dtype: str, device: str, sets: int = 1) -> list[tuple[Any
     return [(made[0], made[n], made[n + 1]) for n in range(1, len(made), 2)]
 
 
-def template_of(rung: ladder.Rung, d: int, N: int) -> dict[str, Any]:
-    """The template values that are measured for a head dimension and N; where none are, those of the last @instance of that dimension.
+def template_of(rung: ladder.Rung, d: int) -> dict[str, Any]:
+    """The template values that are measured for a head dimension; where none are, those of the last @instance of that dimension.
 
     Raises LaunchError: the kernel has none for that dimension.
     """
-    if measured := rung.values(d, N):
-        return dict(measured)
+    if d in rung.measured:
+        return dict(rung.measured[d])
     for values in reversed(find(rung.kernel).header.instances):
         if values.get("D") == d:
             return {n: v for n, v in values.items() if n not in ("D", "T", "Causal", "Aligned")}
@@ -102,7 +102,7 @@ def of_rung(rung: ladder.Rung, case: Case, data: Sequence[Any], problem: Attenti
     """A rung on a case; raises what planning and compiling raise."""
     multiprocessors = gpu.status().multiprocessors if device == "gpu" else 2
     limits = gpu.status().limits if device == "gpu" else cpu.LIMITS
-    values = template_of(rung, case.d, case.N)
+    values = template_of(rung, case.d)
     row: dict[str, Any] = {"rung": rung.name, "kernel": rung.kernel, "idea": rung.idea, "values": values}
     if rung.kernel == "flash_decoding":
         timed, launches = _two_kernels(case, data, values, row, device, multiprocessors, limits)
@@ -113,7 +113,8 @@ def of_rung(rung: ladder.Rung, case: Case, data: Sequence[Any], problem: Attenti
             args: dict[str, Any] = {"Q": Q, "K": K, "V": V, "causal": int(case.causal)}
             if case.ladder == "decode":
                 heads = case.B * (case.Hq if "Hq" in source.header.grid[1] else case.Hkv)
-                args["splits"] = row["splits"] = choose_splits(heads, case.N, multiprocessors, int(values["Bc"]))
+                Bc, each = int(values["Bc"]), rung.each(case.d, int(values["Bc"]))
+                args["splits"] = row["splits"] = choose_splits(heads, case.N, multiprocessors, Bc, each=each)
             fixed = fixed_values(source, args)
             full = arguments(source, args | (timed[0].outputs if timed else {}), fixed, device)
             one = Timed(planned(rung.kernel, source, {**fixed, **values}, full, limits), device)

@@ -20,7 +20,7 @@ class Rung:
         idea: what it changes, in a few words.
         dtype: what Q, K, V and O are, ``"float32"`` or ``"float16"``; a rung of 16 bits also takes bfloat16.
         measured: template values (without D, T and flags) that are measured for a head dimension.
-        shorter: others for a head dimension and up to so many rows, ``{(64, 1024): …}``, where those are faster.
+        alone: head dimension and Bc of blocks that have a multiprocessor to themselves: their registers leave no room for two.
         function: the public function that runs it, where that is not ``rung=`` of the ladder's own.
     """
 
@@ -29,7 +29,7 @@ class Rung:
     idea: str
     dtype: str = "float32"
     measured: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
-    shorter: Mapping[tuple[int, int], Mapping[str, int]] = field(default_factory=dict)
+    alone: tuple[tuple[int, int], ...] = ()
     function: str = ""
 
     @property
@@ -37,14 +37,9 @@ class Rung:
         """``rung 3``, or its word."""
         return f"rung {self.name}" if isinstance(self.name, int) else self.name
 
-    def values(self, d: int, N: int) -> Mapping[str, int]:
-        """The template values that are measured for a head dimension and N rows of K and V; empty where none are.
-
-        >>> Rung(9, "none", "", measured={64: {"Br": 192}}, shorter={(64, 1024): {"Br": 128}}).values(64, 1000)
-        {'Br': 128}
-        """
-        lengths = [most for size, most in self.shorter if size == d and most >= N]
-        return self.shorter[d, min(lengths)] if lengths else self.measured.get(d, {})
+    def each(self, d: int, Bc: int) -> int:
+        """Blocks that share a multiprocessor, as :func:`flashviz.cuda.choose_splits` asks: 1 or 2."""
+        return 1 if (d, Bc) in self.alone else 2
 
 
 PREFILL: tuple[Rung, ...] = (
@@ -126,7 +121,8 @@ DECODE: tuple[Rung, ...] = (
         "flash_decoding_heads",
         "the queries of a group share each key, on tensor cores",
         "float16",
-        {64: {"Bc": 128, "Warps": 8}, 128: {"Bc": 64, "Warps": 4}},
+        {64: {"Bc": 128, "Warps": 8}, 128: {"Bc": 128, "Warps": 8}},
+        alone=((128, 128), (128, 192)),
     ),
 )
 

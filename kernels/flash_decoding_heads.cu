@@ -44,9 +44,10 @@
 // @require   B * Hkv <= 65536
 // @instance  T=half Bc=16 D=64 Warps=1
 // @instance  T=half Bc=128 D=64 Warps=8
-// @instance  T=half Bc=64 D=128 Warps=4
+// @instance  T=half Bc=128 D=128 Warps=8
 // @instance  T=bfloat16 Bc=128 D=64 Warps=8
-// @instance  T=bfloat16 Bc=64 D=128 Warps=4
+// @instance  T=bfloat16 Bc=128 D=128 Warps=8
+// @instance  T=half Bc=64 D=128 Warps=4
 // @tune      Bc=64 Warps=4
 // @tune      Bc=128 Warps=8
 // @tune      Bc=192 Warps=12

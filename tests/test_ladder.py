@@ -12,10 +12,9 @@ from flashviz.ladder import DECODE, PREFILL, Rung
 def unpublished(rung: Rung) -> list[str]:
     """Template values that are measured and that no @instance of the rung's kernel has."""
     instances = cuda.find(rung.kernel).header.instances
-    asked = [*rung.measured.items(), *((d, values) for (d, _), values in rung.shorter.items())]
     return [
         f"{rung.kernel}: D={d} {dict(values)}"
-        for d, values in asked
+        for d, values in rung.measured.items()
         if not any({"D": d, **values}.items() <= instance.items() for instance in instances)
     ]
 
@@ -24,22 +23,17 @@ def test_what_is_measured_is_published_so_the_budgets_and_the_checks_see_it() ->
     first = 0  # the chapters' own kernels, which publish what their chapters launch
     assert [found for rung in PREFILL + DECODE if rung.name != first for found in unpublished(rung)] == []
     own = {"Br": 128, "Bc": 32, "Stages": 9}
-    planted = Rung(9, "flash_attention_3", "", "float16", {64: PREFILL[-1].measured[64]}, {(128, 1024): own})
+    planted = Rung(9, "flash_attention_3", "", "float16", {64: PREFILL[-1].measured[64], 128: own})
     assert unpublished(planted) == ["flash_attention_3: D=128 {'Br': 128, 'Bc': 32, 'Stages': 9}"]
 
 
-def test_both_dimensions_are_measured_at_every_length() -> None:
-    for rung in PREFILL + DECODE:
-        for d in (64, 128):
-            for N in (1024, 4096, 16384):
-                assert rung.values(d, N), (rung.label, d, N)
+def test_both_dimensions_are_measured() -> None:
+    assert [rung.label for rung in PREFILL + DECODE if set(rung.measured) != {64, 128}] == []
 
 
-def test_other_values_up_to_a_length() -> None:
-    rung = Rung(9, "none", "", measured={64: {"Br": 3}}, shorter={(64, 1024): {"Br": 2}, (64, 256): {"Br": 1}})
-    assert [rung.values(64, N)["Br"] for N in (1, 256, 257, 1024, 1025)] == [1, 1, 2, 2, 3]
-    assert rung.values(128, 1) == {}
-    assert Rung(9, "none", "", shorter={(64, 1024): {"Br": 2}}).values(64, 1025) == {}
+def test_blocks_that_have_a_multiprocessor_to_themselves() -> None:
+    assert [ladder.rung(2, DECODE).each(128, Bc) for Bc in (64, 128)] == [2, 1]
+    assert [rung.each(64, 128) for rung in DECODE] == [2, 2, 2]
 
 
 @pytest.mark.parametrize("found", [PREFILL, DECODE], ids=["prefill", "decode"])

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from flashviz import ladder
 from flashviz.programs.attention import Attention, positive
 from flashviz.programs.base import Program, Run, action
 from flashviz.programs.device import choose_device, kernel_source
@@ -314,7 +315,8 @@ def enough_splits(q: Any, K: Any, Bc: int, kv_len: int | None, rung: int | str, 
     queries, keys = ((1, 1, *np.shape(x)) for x in (q, K))
     blocks = int(np.prod(queries[-4:-1] if rung == 1 else keys[-4:-2]))
     used = keys[-2] if kv_len is None else kv_len
-    return cuda.choose_splits(blocks, used, cuda.status().multiprocessors, Bc)
+    each = ladder.rung(rung, ladder.DECODE).each(keys[-1], Bc)
+    return cuda.choose_splits(blocks, used, cuda.status().multiprocessors, Bc, each=each)
 
 
 def launch_kernels(fd: FlashDecoding, device: str = "gpu") -> tuple[np.ndarray, np.ndarray]:

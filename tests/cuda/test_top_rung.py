@@ -108,14 +108,6 @@ def test_there_its_wrong_result_has_no_time(hopper: Hopper) -> None:
     assert "ms" not in row
 
 
-def test_a_short_problem_is_launched_with_values_of_its_own(hopper: Hopper) -> None:
-    other = ladder.Rung(6, TOP.kernel, "", "float16", TOP.measured, {(64, 300): {"Br": 128, "Bc": 128, "Stages": 2}})
-    (row,) = time_all([contender(hopper, CASES[0], other)], 1, 0, "gpu", False)
-    assert row["values"] == {"Br": 128, "Bc": 128, "Stages": 2}
-    assert hopper.machine.launches[-1]["function"] == "flash_attention_3<half, 128, 128, 64, 0, 2>"
-    assert "ms" in row
-
-
 def test_a_driver_without_tensor_maps_is_said_to_be_one(hopper: Hopper, monkeypatch: pytest.MonkeyPatch) -> None:
     def encode(*_: Any) -> None:
         raise TensorMapError("libcuda.so.1 is not here or too old for tensor maps, which came with CUDA 12.0: it")
