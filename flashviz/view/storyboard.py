@@ -20,7 +20,7 @@ from flashviz.view.text import UNIT, fit, wrap
 FRAME_WIDTH = 2.3
 """Inches of one frame."""
 GAP = 0.35
-CAPTION_SIZE, CAPTION_WIDTH, LARGER = 25.0, 9.0, 1.55
+CAPTION_SIZES, CAPTION_WIDTH, LARGER = (25.0, 22.0, 20.0, 18.0, 16.0), 9.0, 1.55
 """A frame is a quarter of its size on the screen: texts are drawn larger where there is room for it, labels of narrow
 boxes not at all."""
 BORDER, NOTE_SIZE, NOTE_HEIGHT = "#e4e4e7", 40.0, 1.0
@@ -107,10 +107,15 @@ def _frame(sheet: Paths, shapes: Sequence[Shape], x: float, y: float, number: in
         if not isinstance(shape, Text):
             sheet.shape(shape, x, y)
         elif shape.id == "caption":
-            text = wrap(shape.text, CAPTION_SIZE, CAPTION_WIDTH)
-            half = 0.6 * CAPTION_SIZE / UNIT * (text.count("\n") + 1)
-            above = lowest - 0.3 - half  # below the names of the lowest row of slots
-            sheet.text(x, y + max(BOTTOM + 0.1 + half, min(BOTTOM + 0.95, above)), text, CAPTION_SIZE)
+            for (
+                size
+            ) in CAPTION_SIZES:  # below the names of the lowest row of slots, smaller where that leaves little room
+                text = wrap(shape.text, size, CAPTION_WIDTH)
+                half = 0.6 * size / UNIT * (text.count("\n") + 1)
+                above = lowest - 0.3 - half
+                if above >= BOTTOM + 0.1 + half:
+                    break
+            sheet.text(x, y + max(BOTTOM + 0.1 + half, min(BOTTOM + 0.95, above)), text, size)
         elif shape.size <= NARROW and ".number" in shape.id:
             continue
         elif not shape.id.endswith(".label"):
@@ -121,7 +126,7 @@ def _frame(sheet: Paths, shapes: Sequence[Shape], x: float, y: float, number: in
             edge = edges[shape.id.removesuffix(".label")]
             size = max(shape.size, fit(shape.text, shape.size * LARGER, edge.w, edge.h))
             sheet.text(shape.x + x, shape.y + y, shape.text, size, shape.fill)
-    sheet.text(LEFT + x + 0.5, TOP + y - 0.4, str(number), CAPTION_SIZE, OUTLINE)
+    sheet.text(LEFT + x + 0.5, TOP + y - 0.4, str(number), CAPTION_SIZES[0], OUTLINE)
 
 
 def png(figure: Figure, dpi: float | None = None) -> bytes:

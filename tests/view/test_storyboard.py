@@ -22,6 +22,7 @@ from flashviz.view.paths import Paths, add_all, text_path
 from flashviz.view.scene import scene
 from flashviz.view.shapes import Shape
 from flashviz.view.storyboard import BORDER, FRAME_WIDTH, GAP, MOST_FRAMES, frame, png, storyboard
+from flashviz.view.text import UNIT
 
 CELL = (RIGHT - LEFT + GAP, TOP - BOTTOM + GAP)
 
@@ -214,3 +215,28 @@ def test_a_png_is_the_same_bytes_again() -> None:
 def test_a_figure_shows_itself_without_pyplot() -> None:
     figure: Any = storyboard(attention(), [0, 1])
     assert figure._repr_png_().startswith(b"\x89PNG")
+
+
+def test_a_caption_stays_below_the_names_of_the_lowest_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Registers as a third band leave little room: the caption of a step is smaller there, and the same as ever elsewhere."""
+    drawn: list[tuple[float, str, float]] = []  # from the frame's own origin
+    real = Paths.text
+
+    def text(self: Paths, x: float, y: float, text: str, size: float, *more: Any) -> None:
+        drawn.append((y, text, size))
+        real(self, x, y, text, size, *more)
+
+    monkeypatch.setattr(Paths, "text", text)
+    x = np.random.default_rng(1).standard_normal((8, 4), "f4")
+    run = fv.flash_attention_3(x, x, x, device="numpy")
+    assert run.recording is not None
+    sizes = set()
+    for step in range(6, 24):
+        drawn.clear()
+        storyboard(run, [step])
+        at = next(n for n, (_, said, _) in enumerate(drawn) if said.startswith("["))
+        y, said, size = drawn[at]
+        names = min(other for n, (other, _, _) in enumerate(drawn) if n != at)
+        assert y + 0.6 * size / UNIT * (said.count("\n") + 1) < names - 0.2
+        sizes.add(size)
+    assert 16 <= min(sizes) < max(sizes) == 25
