@@ -57,7 +57,7 @@ BUDGETS = {
     "flash_decoding_split": Budget(64, 72, 67_584),
     "flash_decoding_combine": Budget(48, 48, 10_304),
     "flash_decoding_vectors": Budget(112, 160, 4_160),
-    "flash_decoding_heads": Budget(160, 176, 16_896),
+    "flash_decoding_heads": Budget(160, 176, 33_280),
     "safe_softmax": Budget(32, 32, 12_304),
     "online_softmax": Budget(32, 32, 12_304),
     "fused_softmax": Budget(56, 56, 67_600),
