@@ -44,6 +44,8 @@
 // @instance  T=half Br=128 Bc=128 D=128 Causal=1 Stages=2
 // @instance  T=bfloat16 Br=192 Bc=128 D=64 Causal=1 Stages=3
 // @instance  T=bfloat16 Br=128 Bc=128 D=128 Causal=1 Stages=2
+// @tune      Br=192 Bc=128 Stages=2,3
+// @tune      Br=128 Bc=64,128 Stages=2,3,4
 // @shape     B=1 Hq=1 Hkv=1 Nq=33 Nk=33
 // @shape     B=2 Hq=4 Hkv=2 Nq=300 Nk=700
 // @shape     B=1 Hq=2 Hkv=1 Nq=700 Nk=300
@@ -128,7 +130,7 @@ flash_attention_3(const __grid_constant__ TensorMap Q, const __grid_constant__ T
     const bool turned = scale < 0.f;
     scale = fmaxf(fabsf(scale), 1e-30f);
     const float log2_scale = scale * 1.44269504f;
-    float s[Bc / 2], o[D / 2], m[2], l[2], corr[2];
+    float s[Bc / 2], o[D / 2], m[2], l[2], corr[2], inverse[2];
     unsigned p[Bc / 16][4];                                    // probabilities, as the left side of a product wants them
     RingPlace here, before, q;                                 // of the tile at hand, of the one whose p is not used yet, of the rows
     bool owed = false;                                         // the copy engine may still be reading O from the other part of Qi
@@ -168,7 +170,7 @@ flash_attention_3(const __grid_constant__ TensorMap Q, const __grid_constant__ T
         for (int n = 0; n < Bc / 4; ++n) p[n / 4][n % 4] = pack<T>(s[2 * n], s[2 * n + 1]);
     };
     // Of rows whose scores are all in: L to HBM, and 1 / l for when O is too.
-    const auto finish = [&](float (&inverse)[2], int head, int first) {
+    const auto finish = [&](int head, int first) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const float sum = row_sum(l[r]);
@@ -177,7 +179,7 @@ flash_attention_3(const __grid_constant__ TensorMap Q, const __grid_constant__ T
             if (lane % 4 == 0 && query >= 0 && query < Nq) L[(long long)head * Nq + query] = m[r] * scale + __logf(sum);
         }
     };
-    const auto store = [&](float (&inverse)[2], int slot, int head, int first) {
+    const auto store = [&](int slot, int head, int first) {
         multiply(o, inverse);
 #pragma unroll
         for (int n = 0; n < D / 4; ++n)
@@ -218,13 +220,11 @@ flash_attention_3(const __grid_constant__ TensorMap Q, const __grid_constant__ T
     k_full[ahead.slot].wait(ahead.parity);
 
     auto last = at;                                            // the tile whose p is not used yet
-    float inverse[2];
     for (;;) {
         last = at;
         at.next();
         look();
-        before = here;
-        here = ahead;
+        before = here, here = ahead;
         while (Skips && at.j > 0 && at.j >= seen) {            // none of these 64 rows sees any of it
             TRACE(skip, at.number(), at.j);
             v_full[here.slot].wait(here.parity);
@@ -256,7 +256,7 @@ flash_attention_3(const __grid_constant__ TensorMap Q, const __grid_constant__ T
         settle();
         if (fresh) {
             TRACE(store_l, last.number());
-            finish(inverse, last.head, last.row());
+            finish(last.head, last.row());
             forget();
         }
         TRACE(softmax, at.number(), at.j);
@@ -272,7 +272,7 @@ flash_attention_3(const __grid_constant__ TensorMap Q, const __grid_constant__ T
         done_with(v_empty[before.slot]);
         if (fresh) {
             TRACE(store_o, last.number());
-            store(inverse, q.slot ^ 1, last.head, last.row());
+            store(q.slot ^ 1, last.head, last.row());
             owed = true;
         }
         TRACE(probabilities, at.number(), at.j);
@@ -291,9 +291,9 @@ flash_attention_3(const __grid_constant__ TensorMap Q, const __grid_constant__ T
     wgmma_wait<0>();
     wgmma_keep(o);
     TRACE(store_l, last.number());
-    finish(inverse, last.head, last.row());
+    finish(last.head, last.row());
     TRACE(store_o, last.number());
-    store(inverse, q.slot, last.head, last.row());
+    store(q.slot, last.head, last.row());
     TRACE(give_back, warpgroup);
     if (t == 0) tma_store_wait();  // shared memory must live until the copy engine has read it
 }
