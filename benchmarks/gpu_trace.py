@@ -17,7 +17,6 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import argparse
 import datetime
-import hashlib
 import json
 import statistics
 import subprocess
@@ -37,7 +36,7 @@ from flashviz import cuda, ladder  # noqa: E402
 from flashviz.checks.same import same  # noqa: E402
 from flashviz.cuda import gpu  # noqa: E402
 from flashviz.cuda.trace import CAPACITY, DEFINE, RECORDS, REGIONS, buffers  # noqa: E402
-from flashviz.cuda.trace_files import read_traces, write_traces  # noqa: E402
+from flashviz.cuda.trace_files import code_of, read_traces, write_traces  # noqa: E402
 from flashviz.programs import flash_attention_1 as fa1  # noqa: E402
 from flashviz.programs import flash_attention_2 as fa2  # noqa: E402
 from flashviz.programs import flash_attention_2_rope as fa2_rope  # noqa: E402
@@ -174,14 +173,14 @@ def record(case: Case, machine: Mapping[str, Any], out: Path) -> dict[str, Any]:
     names = [name for name in ("O", "y", "o") if getattr(result, name, None) is not None]
     replayed = getattr(result, names[0]).reshape(outputs[0].shape)
     file = program.kernel if isinstance(program, FlashAttention2Registers) else case.algorithm
-    source = "".join(cuda.find(file, trace.kernel).assembled for trace in traces)
     about = {
         **machine,
         "algorithm": case.algorithm,
         "sizes": dict(case.sizes),
         "options": dict(case.options),
         "seed": SEED,
-        "source": hashlib.sha256(source.encode()).hexdigest(),
+        "file": file,
+        "code": code_of(file, [trace.kernel for trace in traces]),
         "error": float(np.abs(outputs[0] - replayed).max()),
         "bound": program.bound(),
     }

@@ -2,7 +2,7 @@
 
 A file is an ``.npz`` archive (NumPy's, compressed) of whole numbers. Times are stored as differences, so that they take few bytes.
 
-* ``about``: JSON, with ``algorithm``, ``sizes``, ``options``, ``seed``, ``gpu``, ``driver``, ``date`` and the kernels' sources' digest;
+* ``about``: JSON, with ``algorithm``, ``sizes``, ``options``, ``seed``, ``gpu``, ``driver``, ``date``, the kernels' ``file`` and the digest of their ``code``;
 * for launch number n, ``n.blocks`` [blocks, 6]: batch, head, tile, number in blockIdx order, multiprocessor, actions;
 * ``n.spans`` [blocks, 2]: begin after the launch's begin, end after the last action's start;
 * ``n.actions`` [actions]: which of the names; ``n.tiles`` [actions, 2] with -1 for none; ``n.starts`` [actions]: nanoseconds since the action
@@ -12,6 +12,7 @@ A file is an ``.npz`` archive (NumPy's, compressed) of whole numbers. Times are 
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 from collections.abc import Mapping, Sequence
@@ -21,11 +22,19 @@ from typing import Any
 
 import numpy as np
 
+from flashviz.cuda.sources import blank_comments, find
 from flashviz.cuda.trace import Action, KernelTrace, TracedBlock
 from flashviz.slots import Block
 
 FORMAT = 1
 NOTHING = -1
+
+
+def code_of(file: str, kernels: Sequence[str]) -> str:
+    """The digest of some kernels of a file as they are now, headers included: of the code, not of comments and line numbers."""
+    lines = [line for name in kernels for line in blank_comments(find(file, name).assembled).splitlines()]
+    code = [line.rstrip() for line in lines if line.strip() and not line.startswith("#line")]
+    return hashlib.sha256("\n".join(code).encode()).hexdigest()
 
 
 def write_traces(path: str | Path, traces: Sequence[KernelTrace], about: Mapping[str, Any]) -> int:

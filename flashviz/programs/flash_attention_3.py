@@ -155,7 +155,10 @@ class FlashAttention3(Flash3Block):
         self.pass_turn(w, i, j)
         if rows:
             Qi = self.part(w, i)[0]
-            s = a.scale * (self.held(Qi, rows) @ self.held(self.Kj[slot], a.Nk - j * a.Bc).T)
+            keys = self.held(self.Kj[slot], a.Nk - j * a.Bc)
+            s = a.scale * (
+                self.held(Qi, rows) @ np.ascontiguousarray(keys.T)
+            )  # so small: else BLAS starts threads for it
             s = causal_mask(s, first + a.Nk - a.Nq, j * a.Bc) if a.causal else s
             self.r.change(self.Sij[w], s, reads=(Qi, self.Kj[slot]), cells=True)
         self.arrive(empty, f"consumer {w} reads {self.Kj[slot].name} no more")

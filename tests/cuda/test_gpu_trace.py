@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 import flashviz as fv
+from flashviz import cuda
 from flashviz.cuda import cpu
-from flashviz.cuda.trace_files import read_traces, write_traces
+from flashviz.cuda.trace_files import code_of, read_traces, write_traces
 from flashviz.programs import stored as stored_runs
 
 pytestmark = pytest.mark.skipif(not cpu.status().usable, reason="no C++ compiler is here")
@@ -114,10 +115,25 @@ def test_stored_traces_are_small_and_say_where_they_come_from() -> None:
         assert path.stat().st_size < 200_000
         traces, about = read_traces(path)
         assert {"gpu", "driver", "date", "sizes", "options", "seed", "algorithm", "multiprocessors"} <= set(about)
+        now = code_of(about["file"], [trace.kernel for trace in traces])
+        assert about["code"] == now, f"{name}: the kernel has changed; benchmarks/gpu_trace.py records it anew on a GPU"
         assert all(trace.device == "gpu" for trace in traces)
         recording = fv.stored(name)
         assert recording.device == "gpu"
         assert fv.same(recording, _performed(about)) == []
+
+
+def test_a_trace_is_of_code_and_not_of_comments(tmp_path: Path) -> None:
+    text = cuda.find("flash_attention_2").text
+    digests = []
+    for name, changed in (("same", text), ("said", f"// more\n{text}"), ("done", text.replace("++j", "j += 1"))):
+        assert (changed != text) == (name != "same")
+        (tmp_path / f"{name}.cu").write_text(changed)
+        (tmp_path / "include").mkdir(exist_ok=True)
+        for header in cuda.find("flash_attention_2").path.parent.glob("include/*.cuh"):
+            (tmp_path / "include" / header.name).write_text(header.read_text())
+        digests.append(code_of(str(tmp_path / f"{name}.cu"), ["flash_attention_2"]))
+    assert digests[0] == digests[1] != digests[2]
 
 
 def _performed(about: dict[str, Any]) -> fv.Recording:
