@@ -177,7 +177,8 @@ class Flash3Block(Program):
 
     def last(self, w: int, end: int | None = None) -> tuple[int, int] | None:
         """The last tile that consumer w does not skip, of the whole walk or of its first ``end`` tiles."""
-        return next((at for at in reversed(self.walk[:end]) if not self.hidden(w, *at)), None)
+        back = range((len(self.walk) if end is None else end) - 1, -1, -1)
+        return next((self.walk[n] for n in back if not self.hidden(w, *self.walk[n])), None)
 
     def turn(self, w: int, i: int, j: int) -> str:
         """The consumers take turns at starting products, tile by tile."""
