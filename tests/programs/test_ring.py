@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from itertools import permutations
 from typing import Any
 
@@ -89,3 +91,11 @@ def test_without_an_arrival_nobody_goes_on() -> None:
 def test_the_ring_refuses(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         fv.ring(**{"x": np.ones((8, 4)), **options})
+
+
+def test_a_program_made_in_a_notebook_shows_the_source_it_is_based_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook's module has no file, and inspect finds no source for its classes."""
+    notebook = types.ModuleType("a_notebook")
+    monkeypatch.setitem(sys.modules, "a_notebook", notebook)
+    made = type("Mine", (Ring,), {"__module__": "a_notebook"})
+    assert made.source() == Ring.source()
